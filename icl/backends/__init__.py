@@ -1,0 +1,36 @@
+"""Adapters, one device a file, loaded when first asked for. Nothing here falls back to another device."""
+
+import importlib
+from collections.abc import Callable
+
+from icl.core.backend import Backend, BackendUnavailableError
+
+_ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend"}
+
+
+def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:
+    """The backend of that name, ready to run.
+
+    Args:
+        matmul_precision: `training.matmul_precision` of the spec; a backend obeys it or refuses.
+
+    Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
+    """
+    if name not in _ADAPTERS:
+        known = ", ".join(sorted(_ADAPTERS))
+        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
+    module = importlib.import_module(f"icl.backends.{name}")
+    adapter: Callable[[str], Backend] = getattr(module, _ADAPTERS[name])
+    return adapter(matmul_precision)
+
+
+def available_backends() -> dict[str, str]:
+    """Every known backend with "available" or the reason why it is not."""
+    found = {}
+    for name in _ADAPTERS:
+        try:
+            get_backend(name)
+            found[name] = "available"
+        except BackendUnavailableError as error:
+            found[name] = str(error)
+    return found

@@ -1,0 +1,51 @@
+"""The CPU backend: the reference and the default."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator
+
+from icl.backends.eager import compile_eagerly, compile_steps_eagerly
+from icl.core.backend import BackendUnavailableError, Step, Tree
+
+
+class CPUBackend:
+    """Eager PyTorch on the CPU. Its bits depend on what `describe()` names, the number of threads among it."""
+
+    name = "cpu"
+
+    def __init__(self, matmul_precision: str = "highest") -> None:
+        if matmul_precision != "highest":
+            raise BackendUnavailableError(
+                f"backend cpu: got matmul_precision {matmul_precision!r}; expected 'highest', whose result does not "
+                "depend on the kind of processor. Set `training.matmul_precision` or choose another backend."
+            )
+        self._matmul_precision = matmul_precision
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "backend": self.name,
+            "torch": str(torch.__version__),
+            "threads": str(torch.get_num_threads()),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "matmul_precision": self._matmul_precision,
+        }
+
+    def to_device(self, tree: Tree) -> Tree:
+        with torch.inference_mode(False):  # or a caller's inference mode would make tensors that cannot be trained
+            return {key: leaf.detach().clone(memory_format=torch.contiguous_format) for key, leaf in tree.items()}
+
+    def to_cpu(self, tree: Tree) -> Tree:
+        return self.to_device(tree)
+
+    def manual_seed(self, seed: int) -> Generator:
+        return Generator().manual_seed(seed)
+
+    def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+        return compile_eagerly(fn, self._matmul_precision)
+
+    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        return compile_steps_eagerly(step, num_steps, self._matmul_precision)
+
+    def synchronize(self) -> None:
+        pass

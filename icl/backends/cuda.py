@@ -1,0 +1,97 @@
+"""The CUDA backend: eager PyTorch with deterministic algorithms; nothing inside a chunk waits for the host."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Generator
+
+from icl.backends.eager import compile_eagerly, compile_steps_eagerly
+from icl.core.backend import BackendUnavailableError, Step, Tree
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+
+
+class CUDABackend:
+    """The current CUDA device. Its bits depend on what `describe()` names."""
+
+    name = "cuda"
+
+    def __init__(self, matmul_precision: str = "highest") -> None:
+        if torch.version.cuda is None:
+            raise BackendUnavailableError(
+                f"backend cuda: got torch {torch.__version__} without CUDA; expected a CUDA build. "
+                "Install one, or use another backend (`icl.available_backends()` lists them)."
+            )
+        if not torch.cuda.is_available():
+            raise BackendUnavailableError(
+                "backend cuda: got no usable GPU; expected one visible to `nvidia-smi`. Check the driver and "
+                "CUDA_VISIBLE_DEVICES, or use another backend (`icl.available_backends()` lists them)."
+            )
+        workspace = os.environ.setdefault(_WORKSPACE, _DETERMINISTIC_WORKSPACES[0])
+        if workspace not in _DETERMINISTIC_WORKSPACES:
+            raise BackendUnavailableError(
+                f"backend cuda: got {_WORKSPACE}={workspace}; expected one of {', '.join(_DETERMINISTIC_WORKSPACES)}, "
+                "without which cuBLAS is not deterministic. Unset it."
+            )
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._matmul_precision = matmul_precision
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "backend": self.name,
+            "torch": str(torch.__version__),
+            "device": torch.cuda.get_device_name(self._device),
+            "cuda": str(torch.version.cuda),
+            "matmul_precision": self._matmul_precision,
+        }
+
+    def to_device(self, tree: Tree) -> Tree:
+        with torch.inference_mode(False):  # or a caller's inference mode would make tensors that cannot be trained
+            return {key: leaf.detach().pin_memory().to(self._device, non_blocking=True) for key, leaf in tree.items()}
+
+    def to_cpu(self, tree: Tree) -> Tree:
+        fetched = {key: leaf.detach().to("cpu", non_blocking=True, copy=True) for key, leaf in tree.items()}
+        torch.cuda.synchronize(self._device)
+        return fetched
+
+    def manual_seed(self, seed: int) -> Generator:
+        return Generator(self._device).manual_seed(seed)
+
+    def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+        return _deterministic(compile_eagerly(fn, self._matmul_precision))
+
+    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        advance = compile_steps_eagerly(step, num_steps, self._matmul_precision)
+
+        def deterministic(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
+            with _deterministic_algorithms():
+                return advance(state, batches)
+
+        return deterministic
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+@contextmanager
+def _deterministic_algorithms() -> Iterator[None]:
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+def _deterministic(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    def compiled(*trees: Tree) -> Tree:
+        with _deterministic_algorithms():
+            return fn(*trees)
+
+    return compiled

@@ -1,0 +1,1 @@
+"""The pure core: what an experiment computes. No clock, files, environment, network or device names in here."""

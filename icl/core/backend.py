@@ -1,0 +1,71 @@
+"""The Backend protocol: where and how fast a pure function runs, never what it computes."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from torch import Generator, Tensor
+
+Tree: TypeAlias = dict[str, Tensor]
+"""The only structure that crosses a backend: a flat mapping from names to tensors."""
+
+Step: TypeAlias = Callable[[Tree, Tree], tuple[Tree, Tree]]
+"""`step(state, batch) -> (state, metrics)`: one pure update; metrics are scalars."""
+
+
+class BackendUnavailableError(RuntimeError):
+    """A backend was asked for whose name, package, driver or device is not there, or that cannot obey the spec."""
+
+
+class Backend(Protocol):
+    """A place to run pure functions of trees.
+
+    Laws (`icl.testing.BackendContract` has a test for each):
+        1. `compile_steps(step, num_steps=N)` equals `fold_steps`: bitwise on cpu, to a stated tolerance elsewhere.
+        2. The bits of a run do not depend on how it is cut into chunks.
+        3. `to_cpu(to_device(tree))` is bit-exact and shares no memory with `tree`.
+        4. A compiled function called with other shapes or dtypes raises; it never recompiles silently.
+        5. Results belong to the caller: no later call changes them. `compile_steps` consumes the state it is given.
+        6. No global random generator is read or written.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name the registry knows this backend by."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Everything that may change the bits of a run here: device, package versions, threads, precision."""
+        ...
+
+    def to_device(self, tree: Tree) -> Tree:
+        """A copy of a CPU tree on the device."""
+        ...
+
+    def to_cpu(self, tree: Tree) -> Tree:
+        """A copy of a device tree in CPU memory, in one transfer where the device allows it."""
+        ...
+
+    def manual_seed(self, seed: int) -> Generator | None:
+        """Make the device's draws a function of `seed`; returns what to pass as `generator=` (None: the device's own).
+
+        Args:
+            seed: 0 <= seed < 2**63.
+        """
+        ...
+
+    def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+        """`fn` of trees as one graph for one set of shapes."""
+        ...
+
+    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        """The left fold of `step` over `num_steps` batches as one program.
+
+        Returns:
+            `advance(state, batches) -> (state, metrics)`; every leaf of `batches` and `metrics` has a leading
+            axis of `num_steps`. The state passed in is consumed.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Return when all work handed to the device is done (before reading a clock)."""
+        ...

@@ -1,0 +1,95 @@
+"""The two ideal predictors: ridge regression and the discrete minimum-mean-square-error posterior (dMMSE).
+
+Both work in float64 in bounded memory, whatever the batch or the number of tasks.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_BYTE_BUDGET = (
+    1 << 20
+)  # of one float64 temporary: about a core's cache, the fastest of 2^18..2^26 (benchmarks/baselines.py)
+
+
+def ridge_predictions(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
+    """The Bayes-optimal prediction of each y under w ~ N(0, I), from the examples before it.
+
+    Prediction k is x_k . w_k with w_k = (X'X + sigma^2 I)^-1 X'y over the first k examples, and 0 for k = 0. It is
+    computed from the singular values of X, so sigma^2 -> 0 tends to the least-norm solution, which sigma^2 = 0 is.
+
+    Args:
+        xs: (B, K, D). ys: (B, K, 1). noise_variance: sigma^2 >= 0.
+
+    Returns: (B, K, 1) float64.
+    Source: Raventos et al. 2023, eq. 3.
+    """
+    batch, examples, dim = xs.shape
+    rows = max(1, _BYTE_BUDGET // (8 * examples * examples * dim))
+    parts = [
+        _ridge(x.double(), y.double(), noise_variance)
+        for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
+    ]
+    return torch.cat(parts) if batch else ys.double()
+
+
+def _ridge(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
+    examples = xs.shape[1]
+    seen = torch.ones(examples, examples, dtype=xs.dtype, device=xs.device).tril(-1)  # [k, i]: k has seen example i
+    contexts = seen[:, :, None] * xs[:, None]  # (B, K, K, D): row k holds the first k examples, then zeros
+    left, singular, right = torch.linalg.svd(contexts, full_matrices=False)
+    negligible = singular <= singular.amax(-1, keepdim=True) * max(contexts.shape[-2:]) * torch.finfo(xs.dtype).eps
+    denominator = singular.square() + noise_variance
+    gain = torch.where(negligible, 0.0, singular / torch.where(negligible, 1.0, denominator))
+    coordinates = gain * (left.transpose(-1, -2) @ ys[:, None])[..., 0]
+    ws_hat = (right.transpose(-1, -2) @ coordinates[..., None])[..., 0]
+    predictions: Tensor = (xs * ws_hat).sum(-1, keepdim=True)
+    return predictions
+
+
+def dmmse_predictions(xs: Tensor, ys: Tensor, pool: Tensor, noise_variance: float) -> Tensor:
+    """The Bayes-optimal prediction of each y under a uniform prior over the M tasks of `pool`.
+
+    Prediction k is x_k . w_k with w_k the mean of the tasks weighted by softmax(-|y - X w|^2 / (2 sigma^2)) over the
+    first k examples; the plain mean for k = 0. sigma^2 = 0 is the limit: the tasks that fit best, equally. Streams over
+    tasks with a running maximum, so nothing under- or overflows and memory does not grow with M; work O(B K M D).
+
+    Args:
+        xs: (B, K, D). ys: (B, K, 1). pool: (M, D), M >= 1. noise_variance: sigma^2 >= 0.
+
+    Returns: (B, K, 1) float64.
+    Source: Raventos et al. 2023, eq. 2.
+    """
+    tasks_at_once = min(pool.shape[0], 4096)
+    rows = max(1, _BYTE_BUDGET // (8 * tasks_at_once))
+    parts = [
+        _dmmse(x.double(), y.double(), pool.double(), noise_variance, tasks_at_once)
+        for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
+    ]
+    return torch.cat(parts) if xs.shape[0] else ys.double()
+
+
+def _dmmse(xs: Tensor, ys: Tensor, pool: Tensor, noise_variance: float, tasks_at_once: int) -> Tensor:
+    batch, examples, _ = xs.shape
+    best = xs.new_full((examples, batch, 1), math.inf)  # least squared error of any task so far, per position
+    total, weighted = torch.zeros_like(best), torch.zeros_like(best)
+    for tasks in torch.split(pool, tasks_at_once):
+        errors = xs.new_zeros(batch, tasks.shape[0])
+        for k in range(examples):
+            outputs = xs[:, k] @ tasks.T
+            new_best = torch.minimum(best[k], errors.amin(-1, keepdim=True))
+            weights = _likelihood(errors - new_best, noise_variance)
+            decay = _likelihood(best[k] - new_best, noise_variance)
+            total[k] = total[k] * decay + weights.sum(-1, keepdim=True)
+            weighted[k] = weighted[k] * decay + (weights * outputs).sum(-1, keepdim=True)
+            best[k] = new_best
+            errors += (outputs - ys[:, k]).square_()
+    return (weighted / total).transpose(0, 1)
+
+
+def _likelihood(excess: Tensor, noise_variance: float) -> Tensor:
+    """exp(-excess / (2 sigma^2)) of squared errors above the least one; its limit at sigma^2 = 0."""
+    if noise_variance == 0:
+        return (excess == 0).to(excess.dtype)
+    return (excess / (-2 * noise_variance)).exp()

@@ -1,0 +1,56 @@
+"""Which steps evaluate, save and log, and how a run is cut into chunks. Pure integers."""
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from icl.core.spec import Spec, StepsSpec
+
+
+def spaced_steps(steps: StepsSpec, total_steps: int) -> tuple[int, ...]:
+    """The distinct steps of a cadence, ascending: 0, `total_steps`, and those asked for.
+
+    `log` steps are spaced geometrically over [1, N], `linear` ones evenly over [0, N], both ends included, rounded to
+    integers. Coinciding steps count once, so the result may hold fewer than log + linear; its length is the truth.
+    """
+    chosen = {0, total_steps, *steps.also}
+    chosen.update(round(total_steps ** (i / max(steps.log - 1, 1))) for i in range(steps.log))
+    chosen.update(round(total_steps * i / max(steps.linear - 1, 1)) for i in range(steps.linear))
+    return tuple(sorted(chosen))
+
+
+@attrs.frozen
+class Plan:
+    """The steps at which something happens besides training."""
+
+    checkpoint: tuple[int, ...]
+    evaluate: tuple[int, ...]
+    save_state: tuple[int, ...]
+    log: tuple[int, ...]
+
+    def stops(self) -> tuple[int, ...]:
+        """Every step at which a chunk must end, ascending."""
+        return tuple(sorted({*self.checkpoint, *self.evaluate, *self.save_state, *self.log}))
+
+
+def build_plan(spec: Spec) -> Plan:
+    """The plan of a spec; the initialisation and the last step are always checkpoints, evaluated and resumable."""
+    total, run = spec.training.total_steps, spec.run
+    return Plan(
+        checkpoint=spaced_steps(run.checkpoint_at, total),
+        evaluate=spaced_steps(run.evaluate_at, total),
+        save_state=(*range(run.save_state_every, total, run.save_state_every), total),
+        log=(*range(run.log_every, total, run.log_every), total),
+    )
+
+
+def plan_chunks(start: int, stops: Iterable[int], max_chunk: int) -> Iterator[int]:
+    """Chunk lengths from `start` to every later stop: powers of two up to `max_chunk`, ending exactly at each stop.
+
+    Only log2(max_chunk) + 1 lengths exist, so that few programs serve any cadence.
+    """
+    for stop in sorted(stops):
+        while start < stop:
+            length = min(max_chunk, 1 << ((stop - start).bit_length() - 1))
+            yield length
+            start += length

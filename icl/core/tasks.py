@@ -1,0 +1,106 @@
+"""Task pools and batches of in-context linear regression: pure functions of (spec, step)."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Generator, Tensor
+
+from icl.core.backend import Tree
+from icl.core.seeds import derive_generator, derive_key
+from icl.core.spec import Spec, TaskSpec
+
+Floats = npt.NDArray[np.float32]
+EVALUATION_SETS = ("pretrain", "true")
+_POOL_BLOCK = 1024  # tasks drawn from one key; changing it changes every pool
+
+
+def sample_task_pool(spec: Spec) -> Tensor | None:
+    """The M pretraining task vectors, or None when tasks are drawn afresh from N(0, I) (`num_tasks` null).
+
+    Task i depends on (`seeds.tasks`, i) only, so the pool for M is a prefix of the pool for any larger M.
+
+    Returns: (M, D) float32 on the CPU.
+    Source: Carroll et al. 2025 (nested pools); Raventos et al. 2023 draw a new pool for each M.
+    """
+    num_tasks = spec.task.num_tasks
+    if num_tasks is None:
+        return None
+    blocks = [
+        derive_generator(spec.seeds.tasks, "tasks", block).standard_normal(
+            (_POOL_BLOCK, spec.task.task_dim), np.float32
+        )
+        for block in range(math.ceil(num_tasks / _POOL_BLOCK))
+    ]
+    return torch.from_numpy(np.concatenate(blocks)[:num_tasks].copy())
+
+
+def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
+    """The training batch of update `step` (0-based), the same bits on every backend and machine.
+
+    Args:
+        pool: `sample_task_pool(spec)`.
+
+    Returns: xs (B, K, D) and ys (B, K, 1), float32 on the CPU.
+    """
+    rng = derive_generator(spec.seeds.sampling, "train", step)
+    return _as_tree(*_sample(rng, spec.task, spec.training.batch_size, pool))
+
+
+def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None) -> Tree:
+    """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1)."""
+    batches = [sample_batch(spec, step, pool) for step in steps]
+    return {key: torch.stack([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
+    """The fixed evaluation batch of one set: "pretrain" (tasks as in training) or "true" (tasks from N(0, I)).
+
+    Returns: xs (B, K, D) and ys (B, K, 1) with B = `evaluation.batch_size`, float32 on the CPU.
+    Raises: ValueError for an unknown set.
+    """
+    if evaluation_set not in EVALUATION_SETS:
+        raise ValueError(f"evaluation set: got {evaluation_set!r}; expected one of {', '.join(EVALUATION_SETS)}.")
+    rng = derive_generator(spec.seeds.evaluation, "eval", evaluation_set)
+    tasks = pool if evaluation_set == "pretrain" else None
+    return _as_tree(*_sample(rng, spec.task, spec.evaluation.batch_size, tasks))
+
+
+def sample_batch_on_device(spec: Spec, pool: Tensor | None, generator: Generator | None, device: torch.device) -> Tree:
+    """A training batch drawn by the device's own generator (`"sampling": "device"`), seeded by the caller.
+
+    The same bits only on the same backend and version. Shapes as `sample_batch`.
+    """
+    batch, (examples, dim) = spec.training.batch_size, (spec.task.num_examples, spec.task.task_dim)
+    xs = torch.randn(batch, examples, dim, generator=generator, device=device, dtype=torch.float32)
+    noise = torch.randn(batch, examples, generator=generator, device=device, dtype=torch.float32)
+    if pool is None:
+        ws = torch.randn(batch, dim, generator=generator, device=device, dtype=torch.float32)
+    else:
+        ws = pool[torch.randint(pool.shape[0], (batch,), generator=generator, device=device)]
+    ys = (xs * ws[:, None]).sum(-1) + noise * math.sqrt(spec.task.noise_variance)
+    return {"xs": xs, "ys": ys[..., None]}
+
+
+def training_seed(spec: Spec, step: int) -> int:
+    """The 63-bit seed of update `step` for device sampling, from the same stream as host sampling."""
+    return derive_key(spec.seeds.sampling, "train", step)[0] >> 1
+
+
+def _sample(rng: np.random.Generator, task: TaskSpec, batch: int, pool: Tensor | None) -> tuple[Floats, Floats]:
+    xs = rng.standard_normal((batch, task.num_examples, task.task_dim), np.float32)
+    noise = rng.standard_normal((batch, task.num_examples), np.float32)
+    if pool is None:
+        ws = rng.standard_normal((batch, task.task_dim), np.float32)
+    else:
+        ws = pool.numpy()[rng.integers(pool.shape[0], size=batch)]
+    ys = noise * np.float32(math.sqrt(task.noise_variance))
+    for d in range(task.task_dim):  # not `@`: a fixed order of additions gives the same bits under any BLAS
+        ys += xs[:, :, d] * ws[:, None, d]
+    return xs, ys
+
+
+def _as_tree(xs: Floats, ys: Floats) -> Tree:
+    return {"xs": torch.from_numpy(xs), "ys": torch.from_numpy(ys[..., None])}

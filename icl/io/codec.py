@@ -1,0 +1,189 @@
+"""Spec <-> plain data <-> bytes. Strict: nothing is coerced, and every fault is reported at once with its JSON path."""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from typing import Any
+
+import attrs
+import cattrs
+import orjson
+from cattrs.gen import make_dict_structure_fn, override
+
+from icl.core.spec import Rule, Spec, SpecError
+
+
+def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
+    """The spec in a JSON file, in plain data, or already made.
+
+    Raises: SpecError with every fault of the spec, or saying why the file cannot be read.
+    """
+    if isinstance(source, Spec):
+        return source
+    if isinstance(source, Mapping):
+        return spec_from_data(source)
+    path = fspath(source)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        reason = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: "a directory",
+        }.get(type(error), str(error.strerror))
+        raise SpecError(f"{path}: got {reason}; expected a readable JSON file. Correct the path.") from None
+    try:
+        return decode_spec(data)
+    except SpecError as error:
+        raise SpecError(*(f"{path}: {fault}" for fault in error.faults)) from None
+
+
+def decode_spec(data: bytes) -> Spec:
+    """The spec in JSON bytes. Raises SpecError."""
+    if not data.strip():
+        raise SpecError("got an empty file; expected a JSON object. Start from one in specs/.")
+    try:
+        plain = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise SpecError(
+            f"line {error.lineno}, column {error.colno}: got text that is not JSON ({error.msg}); "
+            "expected a JSON object in UTF-8. Correct it there."
+        ) from None
+    _refuse_repeated_keys(data)
+    return spec_from_data(plain)
+
+
+def spec_from_data(data: object) -> Spec:
+    """The spec in plain data, such as `json.load` returns. Raises SpecError."""
+    if not isinstance(data, Mapping):
+        raise SpecError(f"spec: got {_shown(data)}; expected an object with the keys {', '.join(_keys(Spec))}.")
+    try:
+        return _CONVERTER.structure(data, Spec)
+    except cattrs.ClassValidationError as error:
+        raise SpecError(*_faults(error, "")) from None
+
+
+def spec_to_data(spec: Spec) -> dict[str, Any]:
+    """Plain JSON data with every default filled in."""
+    data: dict[str, Any] = attrs.asdict(spec)
+    return data
+
+
+def encode_spec(spec: Spec, *, what_only: bool = False) -> bytes:
+    """Canonical JSON: keys sorted at every depth, one spelling for every number; equal specs have equal bytes.
+
+    Args:
+        what_only: leave out the `run` half.
+    """
+    data = spec_to_data(spec)
+    if what_only:
+        del data["run"]
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+
+
+def with_run(spec: Spec, *, backend: str | None = None, store: str | None = None) -> Spec:
+    """`spec` with parts of its `run` half replaced where given; its name stays. Raises SpecError."""
+    given: dict[str, Any] = {key: value for key, value in (("backend", backend), ("store", store)) if value is not None}
+    try:
+        return attrs.evolve(spec, run=attrs.evolve(spec.run, **given))
+    except SpecError as error:
+        raise SpecError(*(f"run.{fault}" for fault in error.faults)) from None
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """A JSON Schema (2020-12) of the spec for editors; cross-field rules are checked on loading only."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "icl spec", **_schema_of(Spec)}
+
+
+def _schema_of(cls: type) -> dict[str, Any]:
+    properties = {}
+    for field in attrs.fields(cls):
+        properties[field.name] = dict(field.validator.schema) if _is_leaf(field) else _schema_of(field.type)
+    required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
+    schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
+    return schema | ({"description": cls.__doc__.splitlines()[0]} if cls.__doc__ else {})
+
+
+def _is_leaf(field: "attrs.Attribute[Any]") -> bool:
+    return isinstance(field.validator, Rule)
+
+
+def _keys(cls: type) -> list[str]:
+    return [field.name for field in attrs.fields(cls)]
+
+
+def _register(converter: cattrs.Converter, cls: type) -> None:
+    overrides: Any = {}
+    for field in attrs.fields(cls):
+        if _is_leaf(field):
+            overrides[field.name] = override(struct_hook=_leaf_hook(field))
+        else:
+            _register(converter, field.type)
+    function: Any = make_dict_structure_fn(
+        cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **overrides
+    )
+
+    def structure(data: object, _: object) -> Any:
+        if not isinstance(data, Mapping):
+            raise SpecError(f": got {_shown(data)}; expected an object with the keys {', '.join(_keys(cls))}.")
+        return function(dict(data), cls)
+
+    converter.register_structure_hook(cls, structure)
+
+
+def _leaf_hook(field: "attrs.Attribute[Any]") -> Any:
+    def structure(value: object, _: object) -> object:
+        converted = field.converter(value) if callable(field.converter) else value
+        if not field.validator.accepts(converted):  # type: ignore[union-attr]
+            raise SpecError(f": got {_shown(value)}; expected {field.validator.expected}.")  # type: ignore[union-attr]
+        return converted
+
+    return structure
+
+
+def _faults(error: cattrs.ClassValidationError, path: str) -> Iterator[str]:
+    for inner in error.exceptions:
+        names = [note.name for note in getattr(inner, "__notes__", ()) if hasattr(note, "name")]
+        where = ".".join(filter(None, (path, *names)))
+        if isinstance(inner, cattrs.ClassValidationError):
+            yield from _faults(inner, where)
+        elif isinstance(inner, cattrs.ForbiddenExtraKeysError):
+            for key in sorted(inner.extra_fields, key=str):
+                near = difflib.get_close_matches(str(key), _keys(inner.cl), n=1)
+                advice = f"Did you mean {near[0]!r}?" if near else "Remove it."
+                expected = f"one of {', '.join(_keys(inner.cl))}"
+                yield f"{'.'.join(filter(None, (where, str(key))))}: got an unknown key; expected {expected}. {advice}"
+        elif isinstance(inner, KeyError):
+            yield f"{where}: got nothing; expected a value, which has no default. Add the key."
+        elif isinstance(inner, SpecError):
+            for fault in inner.faults:
+                yield f"{where}{fault}" if fault.startswith(":") or not where else f"{where}.{fault}"
+        else:
+            raise inner
+
+
+def _shown(value: object) -> str:
+    """A value as the user wrote it, shortened."""
+    if isinstance(value, Mapping):
+        return "an object"
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse_repeated_keys(data: bytes) -> None:
+    def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        if repeated:
+            raise SpecError(f"{repeated[0]}: got the key twice in one object; expected it once. Remove one.")
+        return dict(pairs)
+
+    json.loads(data, object_pairs_hook=hook)
+
+
+_CONVERTER = cattrs.Converter()
+_register(_CONVERTER, Spec)

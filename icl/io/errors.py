@@ -1,0 +1,13 @@
+"""What can go wrong with saved things: one class per remedy."""
+
+
+class StoreError(RuntimeError):
+    """A store that cannot be read or written: wrong place, no permission, no space."""
+
+
+class CheckpointError(RuntimeError):
+    """Something saved that is missing, damaged, foreign, or does not fit what is asked of it."""
+
+
+class StoreConflictError(CheckpointError):
+    """Two writers computed different bits for the same object; the first stays as it is."""

@@ -1,0 +1,50 @@
+"""A run's name: readable, and a hash of everything that defines the experiment."""
+
+import hashlib
+import re
+from typing import Any
+
+import orjson
+
+from icl.core.spec import Spec, SpecError
+from icl.io.codec import encode_spec
+
+OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {}}
+"""By schema: path -> default of fields added after the schema was published.
+
+Such a field is left out of the hashed bytes while it holds that default, so that names given before it existed stay.
+"""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+
+
+def run_name(spec: Spec) -> str:
+    """E.g. "L2H4-Minf-s0-3f9c2a10b7de4a51": a slug and 64 bits of the SHA-256 of the what-half of the spec.
+
+    Two specs that differ in any what-field have different names; `run` and the way a spec is written do not count.
+    """
+    model, tasks = spec.model, spec.task.num_tasks
+    slug = f"L{model.num_layers}H{model.num_heads}-M{'inf' if tasks is None else tasks}-s{spec.seeds.init}"
+    return f"{slug}-{hashlib.sha256(hashed_bytes(spec)).hexdigest()[:16]}"
+
+
+def hashed_bytes(spec: Spec, omitted: dict[str, Any] | None = None) -> bytes:
+    """The canonical what-half that names the run, without the fields of `OMITTED_AT_DEFAULT` at their default."""
+    data = orjson.loads(encode_spec(spec, what_only=True))
+    for path, default in (OMITTED_AT_DEFAULT[spec.schema] if omitted is None else omitted).items():
+        *parents, leaf = path.split(".")
+        owner = data
+        for parent in parents:
+            owner = owner[parent]
+        if owner[leaf] == default:
+            del owner[leaf]
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+
+
+def check_run_name(name: str) -> str:
+    """`name` if it can be a run's; raises SpecError for what could leave the store (`..`, a slash, nothing)."""
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            f"run name: got {name!r}; expected letters, digits, '-' and '_'. `python -m icl.store ls URL` lists them."
+        )
+    return name

@@ -1,0 +1,229 @@
+"""The imperative shell: one loop that joins core (what), a backend (where) and a store (kept where)."""
+
+import logging
+import os
+import platform
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Literal
+
+import attrs
+import orjson
+import torch
+from torch import Tensor
+
+from icl.backends import get_backend
+from icl.core.backend import Backend, Tree
+from icl.core.metrics import TRAINING_LOSS
+from icl.core.model import unflatten_params
+from icl.core.plan import build_plan, plan_chunks
+from icl.core.spec import Spec
+from icl.core.step import build_eval, build_train, init_state
+from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_pool, training_seed
+from icl.io.errors import CheckpointError
+from icl.io.rundir import RunDir, open_run
+from icl.io.store import open_store
+
+Progress = Callable[[int, Mapping[str, float]], None]
+logger = logging.getLogger("icl")
+
+
+class NonFiniteLossError(ArithmeticError):
+    """Training reached a loss or parameters that are not finite; what was saved before stays as it is."""
+
+
+@attrs.frozen
+class Outcome:
+    """How `execute` ended, and where the run is."""
+
+    store: str
+    run: str
+    step: int
+    status: Literal["complete", "already_complete", "interrupted"]
+
+
+def execute(
+    spec: Spec,
+    *,
+    allow_backend_change: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda step, row: None,
+) -> Outcome:
+    """Train `spec` from wherever its store left it, to the end or until `should_stop()`.
+
+    The saved bits are a function of the spec alone on one backend, through any number of interruptions.
+
+    Args:
+        allow_backend_change: go on from a state computed on another backend (the bits will differ from either's).
+        should_stop: asked after every chunk; when true the state is saved and the outcome is "interrupted".
+        progress: told the step and the new metrics whenever there are some.
+
+    Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
+    """
+    total = spec.training.total_steps
+    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
+    run = open_run(open_store(spec.run.store), spec)
+    if run.status() == "complete":
+        return Outcome(spec.run.store, run.name, total, "already_complete")
+    state, start = _resume(run, spec, backend, allow_backend_change)
+    run.record_attempt(_describe_attempt(backend, start))
+    pool = sample_task_pool(spec)
+    session = _Session(spec, backend, run, pool, progress, saved=start)
+    plan = build_plan(spec)
+    state = backend.to_device(state)
+    session.visit(start, state, save_state=False)
+    advance = build_train(spec, backend)
+    step = start
+    chunks = list(plan_chunks(start, plan.stops(), spec.run.max_chunk))
+    for batches in _batches(spec, backend, pool, start, chunks):
+        state, metrics = advance(state, batches)
+        step += batches["xs"].shape[0]
+        session.add(metrics)
+        stopping = step < total and should_stop()
+        session.visit(step, state, save_state=stopping)
+        if stopping:
+            return Outcome(spec.run.store, run.name, step, "interrupted")
+    run.mark_complete({"step": total})
+    return Outcome(spec.run.store, run.name, total, "complete")
+
+
+class _Session:
+    """What has been computed since the last saved state, and the effects due at a step."""
+
+    def __init__(
+        self, spec: Spec, backend: Backend, run: RunDir, pool: Tensor | None, progress: Progress, saved: int
+    ) -> None:
+        plan = build_plan(spec)
+        self._checkpoint, self._evaluate = frozenset(plan.checkpoint), frozenset(plan.evaluate)
+        self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
+        self._spec, self._backend, self._run, self._progress, self._saved = spec, backend, run, progress, saved
+        self._measure = build_eval(spec, backend, pool)
+        self._pending: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        self._rows: dict[int, dict[str, float]] = {}
+        self._metadata = {"backend": _encode(backend.describe()), "icl": version("icl")}
+
+    def add(self, metrics: Tree) -> None:
+        """Keep a chunk's losses (N,) on the device until the next effect."""
+        self._pending.append(metrics[TRAINING_LOSS])
+
+    def visit(self, step: int, state: Tree, *, save_state: bool) -> None:
+        """Do what the plan says happens at `step`; with `save_state`, save the state there in any case."""
+        save_state = save_state or step in self._save_state
+        row: dict[str, float] = {}
+        if save_state or step in self._checkpoint or step in self._evaluate or step in self._log:
+            self._fetch_losses(step)
+            if self._losses:
+                row[TRAINING_LOSS] = float(self._losses[-1][-1])
+        if step in self._evaluate:
+            self._rows[step] = self._measure(state)
+            row |= self._rows[step]
+        if step in self._checkpoint:
+            params = self._backend.to_cpu({"params": state["params"]})["params"]
+            _require_finite(params, step)
+            self._run.save_checkpoint(step, unflatten_params(self._spec, params), self._metadata)
+        if save_state and step > self._saved:
+            kept = self._backend.to_cpu(state)
+            _require_finite(kept["params"], step)
+            self._run.save_segment(self._saved, step, torch.cat(self._losses), self._rows, self._metadata)
+            self._run.save_state(step, kept, self._metadata)
+            self._saved, self._losses, self._rows = step, [], {}
+        if row:
+            self._progress(step, row)
+
+    def _fetch_losses(self, step: int) -> None:
+        if not self._pending:
+            return
+        losses = torch.cat(list(self._backend.to_cpu({str(i): x for i, x in enumerate(self._pending)}).values()))
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            raise NonFiniteLossError(
+                f"training loss: got {float(losses[first])} at update {step - len(losses) + first + 1}; expected a "
+                "finite number. Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
+            )
+        self._losses.append(losses)
+        self._pending = []
+
+
+def _resume(run: RunDir, spec: Spec, backend: Backend, allow_backend_change: bool) -> tuple[Tree, int]:
+    """The newest intact state, or the initialisation."""
+    found = run.newest_state()
+    if found is None:
+        return init_state(spec), 0
+    step, state, metadata = found
+    then, now = orjson.loads(metadata["backend"]), backend.describe()
+    changed = [
+        f"{key} {then.get(key)} -> {now.get(key)}" for key in sorted({*then, *now}) if then.get(key) != now.get(key)
+    ]
+    if changed and not allow_backend_change:
+        raise CheckpointError(
+            f"resume of {run.name} at step {step}: got another backend ({'; '.join(changed)}); expected the one that "
+            "computed the state, since the bits may differ. Run it there, or go on here with --allow-backend-change."
+        )
+    if changed:
+        logger.warning("the backend changes at step %d (%s): the bits will differ", step, "; ".join(changed))
+        run.set_aside_beyond(step)
+    logger.info("resuming %s from step %d", run.name, step)
+    return state, step
+
+
+def _batches(spec: Spec, backend: Backend, pool: Tensor | None, start: int, chunks: list[int]) -> Iterator[Tree]:
+    """The stacked batches of each chunk on the device; the host samples one chunk ahead on a thread of its own."""
+    firsts = accumulate(chunks, initial=start)
+    ranges = [range(first, first + length) for first, length in zip(firsts, chunks, strict=False)]
+    if spec.training.sampling == "device":
+        on_device = backend.to_device({"pool": torch.empty(0) if pool is None else pool})["pool"]
+        for steps in ranges:
+            drawn = [
+                sample_batch_on_device(
+                    spec,
+                    None if pool is None else on_device,
+                    backend.manual_seed(training_seed(spec, step)),
+                    on_device.device,
+                )
+                for step in steps
+            ]
+            yield {key: torch.stack([batch[key] for batch in drawn]) for key in drawn[0]}
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="icl-sampling") as executor:
+        queued = deque[Future[Tree]]()
+        for steps in ranges:
+            queued.append(executor.submit(sample_batches, spec, steps, pool))
+            if len(queued) > 1:
+                yield backend.to_device(queued.popleft().result())
+        for last in queued:
+            yield backend.to_device(last.result())
+
+
+def _require_finite(params: Tensor, step: int) -> None:
+    if not bool(params.isfinite().all()):
+        raise NonFiniteLossError(
+            f"parameters after update {step}: got values that are not finite; expected finite ones. "
+            "Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
+        )
+
+
+def _describe_attempt(backend: Backend, start: int) -> dict[str, object]:
+    packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
+    return {
+        "from_step": start,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": sys.argv,
+        "versions": {package: version(package) for package in packages},
+        "backend": backend.describe(),
+    }
+
+
+def _encode(data: Mapping[str, str]) -> str:
+    return orjson.dumps(dict(data), option=orjson.OPT_SORT_KEYS).decode()

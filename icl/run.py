@@ -1,0 +1,131 @@
+"""`python -m icl.run SPEC`: train one run, from wherever it was left, and say how it ended in one JSON line."""
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+import orjson
+
+from icl.core.plan import build_plan
+from icl.core.spec import Spec, SpecError
+from icl.io.codec import encode_spec, load_spec, spec_json_schema, with_run
+from icl.io.names import run_name
+
+EXIT_SPEC, EXIT_BACKEND, EXIT_STORE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 2, 3, 4, 5, 75
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.schema:
+        sys.stdout.buffer.write(orjson.dumps(spec_json_schema(), option=orjson.OPT_INDENT_2) + b"\n")
+        return 0
+    if options.spec is None:
+        parser.error("the following arguments are required: SPEC")
+    try:
+        spec = with_run(load_spec(options.spec), backend=options.backend, store=options.store)
+    except SpecError as error:
+        return _fail(error, EXIT_SPEC)
+    if options.name:
+        print(run_name(spec))
+        return 0
+    if options.check:
+        return _check(spec)
+    return _train(spec, options.allow_backend_change)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m icl.run",
+        description="Train one run and keep its checkpoints and metrics; run again to go on.",
+        epilog="Exit codes: 0 complete, 2 bad spec or usage, 3 backend unavailable, 4 store or checkpoint fault, "
+        "5 non-finite loss, 75 interrupted with the state saved (run again to go on).",
+    )
+    parser.add_argument("spec", metavar="SPEC", nargs="?", help="a JSON file that describes the experiment")
+    parser.add_argument("--backend", metavar="NAME", help="override run.backend")
+    parser.add_argument("--store", metavar="URL", help="override run.store")
+    parser.add_argument(
+        "--allow-backend-change",
+        action="store_true",
+        help="go on from a state computed elsewhere; the bits will differ",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="print the whole resolved spec and train nothing")
+    action.add_argument("--name", action="store_true", help="print the run's name and train nothing")
+    action.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
+    return parser
+
+
+def _check(spec: Spec) -> int:
+    plan = build_plan(spec)
+    sys.stdout.buffer.write(orjson.dumps(orjson.loads(encode_spec(spec)), option=orjson.OPT_INDENT_2) + b"\n")
+    print(
+        f"{run_name(spec)}: {spec.training.total_steps} steps, {len(plan.checkpoint)} distinct checkpoints, "
+        f"{len(plan.evaluate)} distinct evaluations",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _train(spec: Spec, allow_backend_change: bool) -> int:
+    should_stop = _stop_on_signal()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    # Imported here so that --name and --check need no torch.
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from icl.core.backend import BackendUnavailableError
+    from icl.io.errors import CheckpointError, StoreError
+    from icl.loop import NonFiniteLossError, execute
+
+    total = spec.training.total_steps
+    with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
+
+        def progress(step: int, row: Mapping[str, float]) -> None:
+            bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
+            bar.update(step - bar.n)
+
+        try:
+            outcome = execute(
+                spec, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=progress
+            )
+        except BackendUnavailableError as error:
+            return _fail(error, EXIT_BACKEND)
+        except (StoreError, CheckpointError) as error:
+            return _fail(error, EXIT_STORE)
+        except NonFiniteLossError as error:
+            return _fail(error, EXIT_NON_FINITE)
+    line = {"run": outcome.run, "store": outcome.store, "step": outcome.step, "status": outcome.status}
+    print(orjson.dumps(line).decode(), flush=True)
+    if outcome.status == "interrupted":
+        print(f"interrupted at step {outcome.step} of {total}, state saved: run again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _stop_on_signal() -> Callable[[], bool]:
+    """After SIGTERM or SIGINT the answer is True, and a second signal ends the process at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        print(f"{signal.Signals(number).name}: saving at the end of this chunk", file=sys.stderr, flush=True)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return lambda: bool(received)
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

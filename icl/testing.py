@@ -1,0 +1,278 @@
+"""For tests of icl and of new backends: a strict backend, a strategy for specs, and the backend contract as a suite."""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from icl.backends.cpu import CPUBackend
+from icl.core.backend import Backend, Tree
+from icl.core.spec import (
+    EvaluationSpec,
+    ModelSpec,
+    RunSpec,
+    ScheduleSpec,
+    SeedsSpec,
+    Spec,
+    StepsSpec,
+    TaskSpec,
+    TrainingSpec,
+)
+from icl.core.step import build_eval, build_train, fold_steps, init_state, train_step
+from icl.core.tasks import sample_batches, sample_task_pool
+
+_HOST_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
+
+
+class StrictBackend(CPUBackend):
+    """The CPU backend as the strictest device: consumed state is poisoned, and what a real device forbids is refused.
+
+    `host_reads` counts reads of values (`.item()`, `.tolist()`, branching on a tensor) inside compiled functions.
+    """
+
+    def __init__(self, matmul_precision: str = "highest") -> None:
+        super().__init__(matmul_precision)
+        self.host_reads = 0
+
+    def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+        compiled = super().compile(fn)
+
+        def strict(*trees: Tree) -> Tree:
+            with self._watched():
+                return compiled(*trees)
+
+        return strict
+
+    def compile_steps(self, step: Any, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        advance = super().compile_steps(step, num_steps=num_steps)
+
+        def strict(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
+            with self._watched():
+                new, metrics = advance(state, batches)
+            for key, leaf in state.items():
+                if any(leaf.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for out in new.values()):
+                    raise AssertionError(f"compiled steps: the new state shares memory with the consumed {key!r}")
+                leaf.fill_(float("nan") if leaf.is_floating_point() else -(2**31))
+            return new, metrics
+
+        return strict
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        before = global_generators()
+        with _CountHostReads() as counter:  # type: ignore[no-untyped-call]
+            yield
+        self.host_reads += counter.count
+        if global_generators() != before:
+            raise AssertionError("compiled function: a global random generator was used")
+
+
+class _CountHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in _HOST_READS
+        return func(*args, **(kwargs or {}))
+
+
+def global_generators() -> tuple[str, ...]:
+    """Digests of the states of Python's, NumPy's and PyTorch's global random generators."""
+    states = (random.getstate(), np.random.get_state(), torch.get_rng_state().tolist())
+    return tuple(hashlib.sha256(repr(state).encode()).hexdigest() for state in states)
+
+
+def tiny_spec(**changes: Any) -> Spec:
+    """A spec that trains in a moment; `changes` replace whole sections (`model=ModelSpec(...)`)."""
+    sections: dict[str, Any] = {
+        "task": TaskSpec(task_dim=3, num_examples=4),
+        "model": ModelSpec(num_layers=2, num_heads=2, embed_dim=8),
+        "training": TrainingSpec(total_steps=20, batch_size=8),
+        "evaluation": EvaluationSpec(batch_size=16),
+        "run": RunSpec(
+            checkpoint_at=StepsSpec(linear=3),
+            evaluate_at=StepsSpec(linear=3),
+            log_every=7,
+            save_state_every=6,
+            max_chunk=4,
+        ),
+    }
+    return Spec(**(sections | changes))
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """Small specs over the whole space of tasks, architectures and schedules."""
+    heads = draw(st.integers(1, 3))
+    architecture: Any = draw(st.sampled_from(("timaeus", "raventos")))
+    plain = architecture == "timaeus"
+    return tiny_spec(
+        task=TaskSpec(
+            task_dim=draw(st.integers(1, 5)),
+            num_examples=draw(st.integers(1, 6)),
+            num_tasks=draw(st.none() | st.integers(1, 9)),
+            noise_variance=draw(st.sampled_from((0.0, 1e-12, 0.125, 2.0))),
+        ),
+        model=ModelSpec(
+            architecture=architecture,
+            num_layers=draw(st.integers(1, 2)),
+            num_heads=heads,
+            embed_dim=heads * draw(st.integers(1, 4)),
+            mlp_dim=draw(st.integers(1, 9)),
+            layer_norm=draw(st.booleans()) if plain else True,
+            attention_output=draw(st.booleans()) if plain else True,
+        ),
+        training=TrainingSpec(
+            total_steps=draw(st.integers(1, 12)),
+            batch_size=draw(st.integers(1, 5)),
+            schedule=ScheduleSpec(
+                name=draw(st.sampled_from(("one_cycle", "triangle", "constant", "warmup_cosine"))),
+                learning_rate=draw(st.sampled_from((0.0, 1e-3, 0.003))),
+                warmup_fraction=draw(st.sampled_from((0.0, 0.25, 0.5, 1.0))),
+            ),
+        ),
+        seeds=SeedsSpec(init=draw(st.integers(0, 2**64 - 1)), sampling=draw(st.integers(0, 99))),
+    )
+
+
+class BackendContract:
+    """The laws of `icl.core.backend.Backend`: subclass as `Test...`, give a `backend` fixture and a tolerance.
+
+    Attributes:
+        tolerance: how far results may be from `fold_steps` on the CPU, relative and absolute; 0 means bit for bit.
+    """
+
+    tolerance = 0.0
+    spec = tiny_spec()
+
+    def test_compiled_steps_are_the_fold(self, backend: Backend) -> None:
+        advance = build_train(self.spec, backend)
+        batches = self._batches(0, 5)
+        expected = fold_steps(lambda s, b: train_step(self.spec, s, b), init_state(self.spec), batches)
+        state, metrics = advance(backend.to_device(init_state(self.spec)), backend.to_device(batches))
+        for got, want in zip((state, metrics), expected, strict=True):
+            self._assert_close(backend.to_cpu(got), want)
+
+    def test_bits_do_not_depend_on_chunks(self, backend: Backend) -> None:
+        ends = [self._train(backend, chunks) for chunks in ([12], [1] * 12, [4, 4, 2, 2], [1, 8, 3], [8, 4])]
+        assert all(identical(end, ends[0]) for end in ends)
+
+    def test_round_trip_is_exact_and_shares_no_memory(self, backend: Backend) -> None:
+        payload = torch.tensor([0.0, -0.0, 1e-45, float("inf"), float("nan"), 1 / 3])
+        tree = {"floats": payload, "transposed": torch.arange(6.0).view(2, 3).T, "count": torch.tensor(2**40)}
+        there = backend.to_device(tree)
+        back = backend.to_cpu(there)
+        assert identical(back, tree)
+        payload.fill_(7)
+        assert not identical(back, tree)
+        assert not identical(backend.to_cpu(there), tree)
+        assert all(leaf.device.type == "cpu" for leaf in back.values())
+
+    def test_other_shapes_are_refused(self, backend: Backend) -> None:
+        good, bad = ({"x": torch.ones(2, width)} for width in (3, 4))
+        double = backend.compile(lambda tree: {"y": tree["x"] * 2})
+        add = backend.compile_steps(lambda s, b: ({"x": s["x"] + b["x"]}, {"m": b["x"].sum()}), num_steps=2)
+        double(backend.to_device(good))
+        add(backend.to_device({"x": torch.ones(3)}), backend.to_device(good))
+        for call in (
+            lambda: double(backend.to_device(bad)),
+            lambda: add(backend.to_device({"x": torch.ones(4)}), backend.to_device(bad)),
+            lambda: add(backend.to_device({"x": torch.ones(3)}), backend.to_device({"x": torch.ones(1, 3)})),
+        ):
+            try:
+                call()
+            except ValueError:
+                continue
+            raise AssertionError("other shapes were accepted")
+
+    def test_results_belong_to_the_caller(self, backend: Backend) -> None:
+        advance = build_train(self.spec, backend)
+        first, first_metrics = advance(backend.to_device(init_state(self.spec)), backend.to_device(self._batches(0, 3)))
+        kept, kept_metrics = backend.to_cpu(first), backend.to_cpu(first_metrics)
+        advance(backend.to_device(init_state(self.spec)), backend.to_device(self._batches(3, 6)))
+        assert identical(backend.to_cpu(first), kept)
+        assert identical(backend.to_cpu(first_metrics), kept_metrics)
+
+    def test_no_global_generator_is_used(self, backend: Backend) -> None:
+        before = global_generators()
+        self._train(backend, [2, 2])
+        build_eval(self.spec, backend, None)(backend.to_device(init_state(self.spec)))
+        backend.manual_seed(3)
+        assert global_generators() == before
+
+    def test_device_draws_are_a_function_of_the_seed(self, backend: Backend) -> None:
+        device = backend.to_device({"x": torch.zeros(1)})["x"].device
+
+        def draw(seed: int) -> torch.Tensor:
+            drawn = torch.randn(9, generator=backend.manual_seed(seed), device=device)
+            return backend.to_cpu({"x": drawn})["x"]
+
+        assert torch.equal(draw(5), draw(5))
+        assert not torch.equal(draw(5), draw(6))
+
+    def test_numerics_are_pinned_and_put_back(self, backend: Backend) -> None:
+        before = torch.get_float32_matmul_precision()
+        expected = self._train(backend, [4])
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with torch.inference_mode():
+                assert identical(self._train(backend, [4]), expected)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def test_evaluation_agrees_with_the_reference(self, backend: Backend) -> None:
+        pool = sample_task_pool(self.spec)
+        state = init_state(self.spec)
+        ours = build_eval(self.spec, backend, pool)(backend.to_device(state))
+        reference = build_eval(self.spec, CPUBackend(), pool)(state)
+        assert ours.keys() == reference.keys()
+        values = [torch.tensor(list(rows.values()), dtype=torch.float64) for rows in (ours, reference)]
+        self._assert_close({"x": values[0]}, {"x": values[1]})
+
+    def test_description_names_the_backend(self, backend: Backend) -> None:
+        described = backend.describe()
+        assert described["backend"] == backend.name
+        assert described["torch"] == torch.__version__
+        assert all(type(value) is str for value in described.values())
+
+    def _batches(self, start: int, stop: int) -> Tree:
+        return sample_batches(self.spec, range(start, stop), sample_task_pool(self.spec))
+
+    def _train(self, backend: Backend, chunks: list[int]) -> Tree:
+        advance, state, step = build_train(self.spec, backend), backend.to_device(init_state(self.spec)), 0
+        for length in chunks:
+            state, _ = advance(state, backend.to_device(self._batches(step, step + length)))
+            step += length
+        return backend.to_cpu(state)
+
+    def _assert_close(self, got: Tree, want: Tree) -> None:
+        assert got.keys() == want.keys()
+        for key, value in want.items():
+            torch.testing.assert_close(got[key], value, rtol=self.tolerance, atol=self.tolerance)
+
+
+def identical(one: Tree, other: Tree) -> bool:
+    """Whether two CPU trees have the same names, dtypes, shapes and bits (NaN equal to itself, 0.0 not to -0.0)."""
+    return one.keys() == other.keys() and all(
+        one[key].dtype == other[key].dtype
+        and one[key].shape == other[key].shape
+        and one[key].contiguous().view(-1).view(torch.uint8).equal(other[key].contiguous().view(-1).view(torch.uint8))
+        for key in one
+    )
+
+
+def with_training(spec: Spec, **changes: Any) -> Spec:
+    """`spec` with fields of its `training` section replaced."""
+    return attrs.evolve(spec, training=attrs.evolve(spec.training, **changes))
+
+
+def with_run_options(spec: Spec, **changes: Any) -> Spec:
+    """`spec` with fields of its `run` section replaced."""
+    return attrs.evolve(spec, run=attrs.evolve(spec.run, **changes))
