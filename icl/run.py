@@ -83,22 +83,22 @@ def _train(spec: Spec, allow_backend_change: bool) -> int:
     from icl.loop import NonFiniteLossError, execute
 
     total = spec.training.total_steps
-    with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
+    try:
+        with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
 
-        def progress(step: int, row: Mapping[str, float]) -> None:
-            bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
-            bar.update(step - bar.n)
+            def progress(step: int, row: Mapping[str, float]) -> None:
+                bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
+                bar.update(step - bar.n)
 
-        try:
             outcome = execute(
                 spec, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=progress
             )
-        except BackendUnavailableError as error:
-            return _fail(error, EXIT_BACKEND)
-        except (StoreError, CheckpointError) as error:
-            return _fail(error, EXIT_STORE)
-        except NonFiniteLossError as error:
-            return _fail(error, EXIT_NON_FINITE)
+    except BackendUnavailableError as error:
+        return _fail(error, EXIT_BACKEND)
+    except (StoreError, CheckpointError) as error:
+        return _fail(error, EXIT_STORE)
+    except NonFiniteLossError as error:
+        return _fail(error, EXIT_NON_FINITE)
     line = {"run": outcome.run, "store": outcome.store, "step": outcome.step, "status": outcome.status}
     print(orjson.dumps(line).decode(), flush=True)
     if outcome.status == "interrupted":

@@ -9,7 +9,7 @@ import orjson
 from icl.core.spec import SpecError
 from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
-from icl.io.rundir import list_runs, read_run
+from icl.io.rundir import RunDir, list_runs, read_run
 from icl.io.store import Store, open_store
 
 EXIT_USAGE, EXIT_FAULT = 2, 4
@@ -75,10 +75,12 @@ def _show(store: Store, name: str) -> int:
 
 
 def _verify(store: Store, name: str | None) -> int:
-    names = [name] if name else [run.name for run in list_runs(store)]
+    there = [run.name for run in list_runs(store)]
+    if name and name not in there:
+        read_run(store, name)  # says what is wrong with the name
     faults = 0
-    for each in names:
-        run, _ = read_run(store, each)
+    for each in [name] if name else there:
+        run = RunDir(store, each)  # not read_run: a damaged spec is a fault to report, not the end
         found = list(run.verify())
         faults += len(found)
         print(f"{each}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")

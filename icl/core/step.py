@@ -100,7 +100,7 @@ def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tre
         "xs": cut(batch["xs"]),
         "ys": cut(batch["ys"]),
         "references": cut(stacked).transpose(1, 2).contiguous(),
-        "weights": cut(torch.ones(size)),
+        "weights": cut(torch.ones(size, dtype=torch.float32)),
     }
 
 

@@ -66,7 +66,7 @@ def spec_from_data(data: object) -> Spec:
 
 def spec_to_data(spec: Spec) -> dict[str, Any]:
     """Plain JSON data with every default filled in."""
-    data: dict[str, Any] = attrs.asdict(spec)
+    data: dict[str, Any] = orjson.loads(encode_spec(spec))
     return data
 
 
@@ -76,7 +76,7 @@ def encode_spec(spec: Spec, *, what_only: bool = False) -> bytes:
     Args:
         what_only: leave out the `run` half.
     """
-    data = spec_to_data(spec)
+    data = attrs.asdict(spec)
     if what_only:
         del data["run"]
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)

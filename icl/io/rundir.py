@@ -66,7 +66,7 @@ class RunDir:
     def attempts(self) -> list[dict[str, Any]]:
         """The manifest: every attempt, in the order in which they began."""
         found = [self._read_json(f"attempts/{name}") for name in self.store.list(f"{self.name}/attempts")]
-        return sorted(found, key=lambda attempt: str(attempt["started"]))
+        return sorted(found, key=lambda attempt: str(attempt.get("started")))
 
     def checkpoint_steps(self) -> list[int]:
         """The steps whose parameters are published, ascending by number."""
@@ -91,10 +91,14 @@ class RunDir:
         return self._load("checkpoints", path)[0]
 
     def save_state(self, step: int, state: Tree, metadata: Metadata) -> None:
-        """Publish the state to resume from at `step`, then remove all but the newest two."""
+        """Publish the state to resume from at `step`, then remove those older than the newest two that are intact."""
         self._publish("state", step, state, metadata)
-        for old in self.state_steps()[:-_KEPT_STATES]:
-            self.store.delete(self._step_path("state", old))
+        intact = 0
+        for saved in reversed(self.state_steps()):
+            if intact == _KEPT_STATES:
+                self.store.delete(self._step_path("state", saved))
+            elif saved == step or self._is_intact("state", saved):
+                intact += 1
 
     def newest_state(self) -> tuple[int, Tree, Metadata] | None:
         """The newest intact state; a damaged newer one is reported and passed over."""
@@ -141,10 +145,11 @@ class RunDir:
         for path, start, _ in self._segments():
             for step, name, value in self._segment_values(path, start):
                 before = rows.setdefault(step, {}).setdefault(name, value)
-                if before != value:
+                if before.hex() != value.hex():  # so that NaN agrees with NaN, and 0.0 does not with -0.0
+                    others = [other for other, low, high in self._segments() if low <= step <= high and other != path]
                     raise CheckpointError(
-                        f"{path}: got {name} = {value!r} at step {step}; expected {before!r} as in another segment. "
-                        "Two writers computed different bits; move one of the files away."
+                        f"{path}: got {name} = {value!r} at step {step}; expected {before!r} as in "
+                        f"{', '.join(others)}. Two writers computed different bits; move one of the files away."
                     )
         return dict(sorted(rows.items()))
 
@@ -192,12 +197,13 @@ class RunDir:
             self.metrics()
         except CheckpointError as error:
             yield str(error)
-        complete = self.status() == "complete"
-        if complete and spec is not None:
+        if self.status() == "complete" and spec is not None:
             total = spec.training.total_steps
             for folder, step in (("checkpoints", 0), ("checkpoints", total), ("state", total)):
                 if step not in self._steps(folder):
                     yield f"{self._step_path(folder, step)}: got nothing; expected it in a complete run."
+            if self._read_json("complete.json").get("step") != total:
+                yield f"{self.name}/complete.json: got another step; expected total_steps={total}."
         covered = 0
         for _, start, stop in self._segments():
             if start <= covered:
@@ -225,6 +231,13 @@ class RunDir:
         for step, values in zip(tensors["steps"].tolist(), tensors["values"].tolist(), strict=True):
             for name, value in zip(names, values, strict=True):
                 yield step, name, value
+
+    def _is_intact(self, folder: str, step: int) -> bool:
+        try:
+            self._load(folder, self._step_path(folder, step))
+        except (CheckpointError, StoreError):  # or another writer has just removed it
+            return False
+        return True
 
     def _publish(self, folder: str, step: int, tensors: Tree, metadata: Metadata) -> None:
         described = metadata | {"kind": _KINDS[folder], "run": self.name, "step": str(step)}

@@ -1,10 +1,13 @@
 """A store: named byte objects that are published whole or not at all, and never overwritten."""
 
 import errno
+import hashlib
 import os
+import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +18,12 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from icl.io.errors import StoreError
+from icl.io.errors import StoreConflictError, StoreError
 
 _TEMPORARY = ".tmp-"
+_LEFTOVER = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>[1-9]\d{0,8})-[0-9a-f]{16}")
+_ABANDONED_AFTER = 86_400.0  # seconds; no writer takes a day over one object
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _memory_lock = threading.Lock()
 
 
@@ -66,18 +72,29 @@ class Store:
             self._files.rm_file(self._at(path))
 
     def move(self, path: str, to: str) -> None:
-        """Publish the object at `path` at `to` as well, then remove it from `path`; nothing is lost on the way."""
-        self.create(to, self.read(path))
+        """Publish the object at `path` at `to` as well, then remove it from `path`; nothing is lost on the way.
+
+        Raises: StoreConflictError when `to` holds other bytes; both stay.
+        """
+        data = self.read(path)
+        if not self.create(to, data) and (present := self.read(to)) != data:
+            raise StoreConflictError(
+                f"{self.url}/{to}: got SHA-256 {hashlib.sha256(data).hexdigest()} from {path}; expected "
+                f"{hashlib.sha256(present).hexdigest()}, published before. Both stay. Choose another name."
+            )
         self.delete(path)
 
     def discard_leftovers(self, folder: str) -> None:
-        """Remove what killed writers of this host left unfinished in `folder` (a local store only has such things)."""
+        """Remove what writers left unfinished in a local `folder` when they are dead on this host or a day late."""
         if not isinstance(self._files, LocalFileSystem):
             return
         for leftover in Path(self._at(folder)).glob(f"{_TEMPORARY}*"):
-            host, pid, _ = leftover.name.removeprefix(_TEMPORARY).rsplit("-", 2)
-            if host == socket.gethostname() and not _alive(int(pid)):
-                with suppress(OSError):
+            writer = _LEFTOVER.fullmatch(leftover.name)
+            if writer is None:
+                continue
+            dead = writer["host"] == socket.gethostname() and not _alive(int(writer["pid"]))
+            with suppress(OSError):
+                if dead or time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER:
                     leftover.unlink()
 
     def _at(self, path: str) -> str:
@@ -92,6 +109,7 @@ class Store:
         try:
             yield
         except OSError as error:
+            code = error.errno or (errno.ENOENT if isinstance(error, FileNotFoundError) else 0)
             remedy = {
                 errno.ENOENT: "Check the store and the run's name.",
                 errno.EACCES: "Check the permissions.",
@@ -100,8 +118,9 @@ class Store:
                 errno.ENOSPC: "Free some space and run again: what was saved is intact.",
                 errno.EDQUOT: "Free some space and run again: what was saved is intact.",
                 errno.ENOTDIR: "A file is where a folder should be; choose another store.",
-            }.get(error.errno or 0, "What was saved before is intact; mend the cause and run again.")
-            reason = error.strerror or str(error) or type(error).__name__
+                errno.ENOTSUP: "Objects cannot be created exclusively there; choose a folder on another filesystem.",
+            }.get(code, "What was saved before is intact; mend the cause and run again.")
+            reason = error.strerror or (os.strerror(code) if code else str(error) or type(error).__name__)
             raise StoreError(f"{self.url}/{path}: got {reason.lower()}; expected a usable store. {remedy}") from error
 
 
@@ -138,6 +157,7 @@ def _create_local(files: LocalFileSystem, path: str, data: bytes) -> bool:
     folder = os.path.dirname(path)
     _make_folders(folder)
     aside = f"{folder}/{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    published = True
     try:
         with open(aside, "xb") as file:
             file.write(data)
@@ -146,12 +166,16 @@ def _create_local(files: LocalFileSystem, path: str, data: bytes) -> bool:
         try:
             os.link(aside, path)
         except FileExistsError:
-            return False
+            published = False
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS:
+                raise OSError(errno.ENOTSUP, "a filesystem without hard links") from error
+            raise
     finally:
         with suppress(FileNotFoundError):
             os.unlink(aside)
-    _flush_folder(folder)
-    return True
+    _flush_folder(folder)  # also when another writer was first: it may have died before its own flush
+    return published
 
 
 def _make_folders(folder: str) -> None:

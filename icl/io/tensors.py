@@ -16,6 +16,7 @@ from icl.io.store import Store
 
 Metadata = dict[str, str]
 logger = logging.getLogger("icl")
+_IDENTITY = ("kind", "run", "step", "start", "stop")
 _KEY = "icl"  # the only metadata key: safetensors keeps several in no fixed order
 
 
@@ -56,7 +57,7 @@ def unpack(data: bytes, where: str) -> tuple[Tree, Metadata]:
 
 
 def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Publish a file if absent; verify it if present; put a damaged one aside and publish again.
+    """Publish a file if absent; verify it if present; put a damaged or foreign one aside and publish again.
 
     Raises: StoreConflictError when an intact file there holds other tensors, whose digests and origins it names.
     """
@@ -67,6 +68,9 @@ def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metada
             return
         try:
             _, theirs = unpack(present, path)
+            foreign = [key for key in _IDENTITY if theirs.get(key) != metadata.get(key)]
+            if foreign:
+                raise CheckpointError(f"{path}: got the file of another {' and '.join(foreign)}; expected this one's.")
         except CheckpointError as error:
             logger.warning("%s Put aside and written again.", error)
             set_aside(store, path)

@@ -1,0 +1,93 @@
+"""The first updates of a published training run, side by side with the five published seeds.
+
+    python benchmarks/reproduce_published.py --steps 14000 --seed 0 --seed 1
+
+Trains specs/hoogland-L2H4Minf.json (Hoogland et al. 2024) for the first N of its 500,000 updates and prints delta_ridge
+on the pretraining distribution at each published step. delta_ridge is compared because most of the noise of a
+particular evaluation set cancels in it. A published label s holds s + 1 updates.
+"""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import attrs
+import orjson
+import torch
+from environment import describe_machine
+from tqdm import tqdm
+
+from icl.backends import get_backend
+from icl.core.plan import plan_chunks
+from icl.core.spec import SeedsSpec
+from icl.core.step import build_eval, build_train, init_state
+from icl.core.tasks import sample_batches
+from icl.io.codec import load_spec
+
+ROOT = Path(__file__).parent.parent
+METRIC = "pretrain/delta_ridge"
+JUDGED = (3707, 4832, 7192, 10101, 13954)
+
+
+def published() -> dict[int, dict[str, float]]:
+    """Mean, standard deviation, least and largest of the five published seeds, by label."""
+    with (ROOT / "tests" / "data" / "L2H4Minf_first_20k.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == METRIC]
+    return {int(row["step"]): {key: float(row[key]) for key in ("mean", "std", "min", "max")} for row in rows}
+
+
+def measure(seed: int, labels: list[int]) -> dict[int, float]:
+    """Our delta_ridge at each published label for one seed."""
+    spec = load_spec(ROOT / "specs" / "hoogland-L2H4Minf.json")
+    spec = attrs.evolve(spec, seeds=SeedsSpec(init=seed, sampling=1000 + seed, evaluation=2000 + seed))
+    backend = get_backend("cpu")
+    advance, evaluate = build_train(spec, backend), build_eval(spec, backend, None)
+    state, step, found = backend.to_device(init_state(spec)), 0, {}
+    stops = [label + 1 for label in labels]
+    with tqdm(total=stops[-1], desc=f"seed {seed}", file=sys.stderr, mininterval=10) as bar:
+        for length in plan_chunks(0, stops, spec.run.max_chunk):
+            state, _ = advance(state, backend.to_device(sample_batches(spec, range(step, step + length), None)))
+            step += length
+            bar.update(length)
+            if step in stops:
+                found[step - 1] = evaluate(state)[METRIC]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=14_000, help="updates to run")
+    parser.add_argument("--seed", type=int, action="append", help="may be given several times; default 0 and 1")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    theirs = published()
+    labels = [label for label in sorted(theirs) if label < options.steps]
+    for seed in options.seed or [0, 1]:
+        ours = measure(seed, labels)
+        print(f"seed {seed}\n{'step':>6} {'ours':>8} {'mean':>8} {'std':>8} {'min':>8} {'max':>8}  within range +- std")
+        inside = {}
+        for label in labels:
+            row = theirs[label]
+            inside[label] = row["min"] - row["std"] <= ours[label] <= row["max"] + row["std"]
+            numbers = " ".join(
+                f"{value:8.4f}" for value in (ours[label], row["mean"], row["std"], row["min"], row["max"])
+            )
+            print(
+                f"{label:>6} {numbers}  {'yes' if inside[label] else 'no'}{'' if label in JUDGED else ' (not judged)'}"
+            )
+        result = {
+            "benchmark": "reproduce_published",
+            "metric": METRIC,
+            "seed": seed,
+            "steps": options.steps,
+            "ours": {str(label): value for label, value in ours.items()},
+            "judged_within": all(inside[label] for label in labels if label in JUDGED),
+            **describe_machine(),
+        }
+        print(orjson.dumps(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

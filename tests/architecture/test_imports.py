@@ -1,0 +1,113 @@
+"""Who may import whom, read from the syntax trees (DESIGN: data goes one way)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "icl"
+MODULES = sorted(ROOT.rglob("*.py"))
+MAY_IMPORT = {
+    "core": {"core"},
+    "backends": {"backends", "core"},
+    "io": {"io", "core"},
+    "testing": {"backends", "core"},
+    "loop": {"backends", "core", "io"},
+    "results": {"core", "io", "loop"},
+    "run": {"core", "io", "loop"},
+    "store": {"core", "io"},
+}
+LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}
+HOMES = {"torch_xla": "backends/xla.py"}
+IMPURE = {
+    "os",
+    "sys",
+    "time",
+    "datetime",
+    "random",
+    "io",
+    "pathlib",
+    "fsspec",
+    "socket",
+    "subprocess",
+    "logging",
+    "threading",
+}
+
+
+def imports(module: Path) -> list[tuple[str, bool]]:
+    """Every imported module, and whether it is imported when the file is."""
+    tree = ast.parse(module.read_text())
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+    def eager(node: ast.AST) -> bool:
+        while node in parents:
+            node = parents[node]
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return False
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                return False
+        return True
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, eager(node)) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            found.append((node.module or "", eager(node)))
+    return found
+
+
+def part(module: Path) -> str:
+    return module.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.parent != ROOT or m.stem != "__init__"], ids=lambda m: str(m.relative_to(ROOT))
+)
+def test_imports_go_one_way(module: Path) -> None:
+    ours = {name.split(".")[1] for name, _ in imports(module) if name.startswith("icl.")}
+    assert ours <= MAY_IMPORT[part(module)]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(ROOT)))
+def test_heavy_packages_are_imported_on_use(module: Path) -> None:
+    for name, eager in imports(module):
+        package = name.split(".")[0]
+        assert not (eager and package in LAZY_ONLY), f"{name} at import"
+        if package in HOMES:
+            assert str(module.relative_to(ROOT)) == HOMES[package]
+
+
+def test_core_has_no_clock_files_environment_or_print() -> None:
+    for module in (ROOT / "core").glob("*.py"):
+        assert not {name.split(".")[0] for name, _ in imports(module)} & IMPURE, module
+        calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
+        names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+        attributes = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
+        assert not names & {"print", "open", "input"}, module
+        assert not attributes & {"item", "tolist", "manual_seed", "cuda"}, module
+
+
+def test_adapters_do_not_import_each_other() -> None:
+    adapters = {"cpu", "cuda", "xla"}
+    for module in (ROOT / "backends").glob("*.py"):
+        if module.stem in adapters:
+            assert not {name for name, _ in imports(module)} & {f"icl.backends.{other}" for other in adapters}
+
+
+def test_nothing_asks_a_backend_what_it_is() -> None:
+    for module in MODULES:
+        text = module.read_text()
+        assert "isinstance(backend" not in text
+        assert "hasattr(backend" not in text
+        assert "backend.name ==" not in text
+
+
+def test_no_pickle_on_any_path() -> None:
+    for module in MODULES:
+        text = module.read_text()
+        assert "torch.load" not in text
+        assert "torch.save" not in text
+        assert not any(name.split(".")[0] in {"pickle", "cloudpickle", "dill", "joblib"} for name, _ in imports(module))

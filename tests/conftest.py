@@ -1,0 +1,34 @@
+"""One thread a process, Hypothesis profiles (fast, ci, thorough by HYPOTHESIS_PROFILE), and fresh stores."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Models this small gain nothing from a second thread, and threads that wait for each other on a busy machine lose much.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
+settings.register_profile("fast", max_examples=25, **common)  # type: ignore[arg-type]
+settings.register_profile("ci", max_examples=25, derandomize=True, **common)  # type: ignore[arg-type]
+settings.register_profile("thorough", max_examples=500, **common)  # type: ignore[arg-type]
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "fast"))
+
+
+@pytest.fixture(params=["local", "memory"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A fresh store of each kind."""
+    if request.param == "local":
+        yield str(tmp_path / "store")
+        return
+    url = f"memory://{uuid.uuid4().hex}"
+    yield url
+    files, root = fsspec.url_to_fs(url)
+    if files.exists(root):
+        files.rm(root, recursive=True)

@@ -1,0 +1,318 @@
+"""The kill campaign: training killed at any moment, also within writes, ends with the bits of an unbroken run.
+
+`python -m tests.faults.campaign --kills 30` takes some ten seconds a kill; it ends with one line and exit code 0 or 1.
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from icl.core.backend import Tree
+from icl.io.codec import spec_from_data
+from icl.io.names import run_name
+from icl.io.rundir import list_runs, read_run
+from icl.io.store import open_store
+from icl.store import main as store_command
+from icl.testing import identical
+
+SPEC: dict[str, Any] = {
+    "task": {"task_dim": 3, "num_examples": 4, "num_tasks": 5},
+    "model": {"num_heads": 2, "embed_dim": 8},
+    "training": {"total_steps": 240, "batch_size": 8},
+    "evaluation": {"batch_size": 16},
+    "run": {
+        "checkpoint_at": {"linear": 121},
+        "evaluate_at": {"linear": 81},
+        "save_state_every": 3,
+        "log_every": 10,
+        "max_chunk": 4,
+    },
+}
+WRITTEN = ("state", "checkpoints", "metrics")
+
+
+@attrs.frozen
+class Saved:
+    """Everything a complete run is compared by; metric values are hexadecimal, so that equal means equal bits."""
+
+    checkpoints: dict[int, Tree]
+    rows: dict[int, dict[str, str]]
+    state: Tree
+
+
+@attrs.frozen
+class Result:
+    """What a campaign did: kills by moment, starts after a kill, runs, and what was found wrong."""
+
+    kills: Counter[str]
+    restarts: int
+    runs: int
+    equal: int
+    faults: list[str]
+
+    def line(self) -> str:
+        """The closing line."""
+        moments = ", ".join(f"{count} {moment}" for moment, count in sorted(self.kills.items()))
+        return (
+            f"{self.kills.total()} kills ({moments}), {self.restarts} restarts, "
+            f"{self.equal} of {self.runs} runs equal to the unbroken one bit for bit, {len(self.faults)} faults"
+        )
+
+
+def write_spec(path: Path, data: dict[str, Any]) -> Path:
+    """`data` as JSON at `path`, which is returned."""
+    path.write_text(json.dumps(data))
+    return path
+
+
+def start(
+    spec: Path | str, store: Path | str, log: Path, cwd: Path | None = None, hash_seed: str = "0"
+) -> subprocess.Popen[str]:
+    """`python -m icl.run` with one thread, on whose number the bits depend; stderr goes to a file, never full."""
+    with log.open("a") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "icl.run", str(spec), "--store", str(store)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed},
+        )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str]:
+    """The exit code and stdout of a process that ends by itself; one that does not is killed and is an error."""
+    try:
+        stdout, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return process.returncode, stdout
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> bool:
+    """Whether `condition()` became true while the process lived; looks about every half millisecond."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"nothing happened in {seconds:g} s")
+        try:
+            process.wait(0.0005)
+        except subprocess.TimeoutExpired:
+            continue
+        return False
+    return True
+
+
+def verify(store: Path | str) -> subprocess.CompletedProcess[str]:
+    """`python -m icl.store verify` on a store."""
+    command = [sys.executable, "-m", "icl.store", "verify", str(store)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def read_saved(store: Path | str) -> Saved:
+    """What the one run of a store has saved."""
+    opened = open_store(str(store), create=False)
+    (summary,) = list_runs(opened)
+    run, _ = read_run(opened, summary.name)
+    newest = run.newest_state()
+    return Saved(
+        {step: run.load_checkpoint(step) for step in run.checkpoint_steps()},
+        {step: {name: value.hex() for name, value in row.items()} for step, row in run.metrics().items()},
+        newest[1] if newest else {},
+    )
+
+
+def differences(one: Saved, other: Saved, *, common: bool = False) -> list[str]:
+    """Everything in which two runs differ; with `common`, only at steps and metrics that both have."""
+    found = []
+    steps, rows = one.checkpoints.keys() & other.checkpoints.keys(), one.rows.keys() & other.rows.keys()
+    if not common and (one.checkpoints.keys() != other.checkpoints.keys() or one.rows.keys() != other.rows.keys()):
+        found.append("other steps have checkpoints or metrics")
+    if not {0, max(one.checkpoints)} <= steps or not rows:
+        found.append("the first and the last step have no checkpoints, or no step has metrics")
+    found += [
+        f"checkpoint {step} differs" for step in steps if not identical(one.checkpoints[step], other.checkpoints[step])
+    ]
+    for step in rows:
+        mine, theirs = one.rows[step], other.rows[step]
+        names = mine.keys() & theirs.keys() if common else mine.keys() | theirs.keys()
+        found += [f"{name} at step {step} differs" for name in names if mine.get(name) != theirs.get(name)]
+    if not identical(one.state, other.state):
+        found.append("the last state differs")
+    return found
+
+
+def campaign(folder: Path, kills: int, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> Result:
+    """Kill trainings `kills` times, several times each, and compare each with an unbroken run.
+
+    Args:
+        folder: an empty one, for the stores and logs.
+        seed: of the choice of moments; when a process gets there is up to the machine.
+        say: told a line for every run.
+    """
+    chance = random.Random(seed)
+    spec = write_spec(folder / "spec.json", SPEC)
+    faults: list[str] = []
+    begun = time.monotonic()
+    whole = start(spec, folder / "whole", folder / "whole.log")
+    attempts = folder / "whole" / run_name(spec_from_data(SPEC)) / "attempts"
+    wait_until(lambda: bool(_published(attempts)), whole)
+    startup = time.monotonic() - begun
+    if finish(whole)[0] != 0:
+        raise RuntimeError((folder / "whole.log").read_text())
+    training = time.monotonic() - begun - startup
+    reference = read_saved(folder / "whole")
+    say(f"unbroken: {startup:.1f} s to start, {training:.1f} s to train and save")
+    made: Counter[str] = Counter()
+    restarts = runs = equal = 0
+    while made.total() < kills:
+        runs += 1
+        killer = _Killer(spec, folder / f"killed-{runs}", chance, startup, training)
+        planned = min(kills - made.total(), chance.randint(3, 7))
+        while killer.kills.total() < planned and killer.kill_once():
+            pass
+        killer.complete()
+        found = killer.faults or differences(reference, read_saved(killer.store))
+        say(f"run {runs}: {killer.kills.total()} kills, {'equal' if not found else '; '.join(found)}")
+        made += killer.kills
+        restarts += killer.starts - 1
+        equal += not found
+        faults += found
+        if not killer.kills:
+            faults.append(f"run {runs} ended before any kill")
+            break
+    return Result(made, restarts, runs, equal, faults)
+
+
+class _Killer:
+    """One run that is killed several times and then left to complete."""
+
+    def __init__(self, spec: Path, store: Path, chance: random.Random, startup: float, training: float) -> None:
+        self.store, self.kills, self.starts, self.exit_code = store, Counter[str](), 0, -1
+        self.faults: list[str] = []
+        self._spec, self._chance, self._startup, self._training = spec, chance, startup, training
+        self._run = store / run_name(spec_from_data(json.loads(spec.read_text())))
+
+    def kill_once(self) -> bool:
+        """Start the run and kill it at a moment of chance; False if it ended before."""
+        moment = self._chance.choices(
+            ("at startup", "while training", "at a temporary file", "at a new object", "at completion"), (1, 3, 5, 4, 1)
+        )[0]
+        attempts = _published(self._run / "attempts")
+        process = self._start()
+        if not self._reach(moment, process, attempts):
+            self.exit_code = finish(process)[0]
+            return False
+        process.kill()
+        finish(process)
+        if process.returncode != -9:
+            self.exit_code = process.returncode
+            return False
+        self.kills[moment] += 1
+        began = _published(self._run / "attempts") != attempts
+        self._look_for_faults(moment, own=process.pid if began else None)
+        return True
+
+    def complete(self) -> None:
+        """Let the run end, and check that the store is intact and free of unfinished files."""
+        if self.exit_code == -1:
+            self.exit_code = finish(self._start())[0]
+        if self.exit_code != 0:
+            log = self._log().read_text().replace("\r", "\n").splitlines()
+            self.faults.append(f"{self.store.name}: exit code {self.exit_code}: {log[-1:]}")
+        verified = verify(self.store)
+        if verified.returncode != 0:
+            self.faults.append(verified.stdout + verified.stderr)
+        self.faults += [f"left behind: {path}" for path in self.store.rglob(".tmp-*")]
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.starts += 1
+        return start(self._spec, self.store, self._log())
+
+    def _log(self) -> Path:
+        return self.store.with_suffix(".log")
+
+    def _reach(self, moment: str, process: subprocess.Popen[str], attempts: set[str]) -> bool:
+        if moment == "at startup":
+            return self._wait(process, self._startup)
+        if moment == "at completion":
+            return wait_until(lambda: (self._run / "complete.json").exists(), process)
+        if not wait_until(lambda: _published(self._run / "attempts") != attempts, process):
+            return False
+        if not self._wait(process, self._training / 4):
+            return False
+        watched = self._run / self._chance.choice(WRITTEN)
+        if moment == "at a temporary file":
+            return wait_until(lambda: any(name.startswith(".tmp-") for name in _names(watched)), process)
+        if moment == "at a new object":
+            before = _published(watched)
+            return wait_until(lambda: bool(_published(watched) - before), process)
+        return True
+
+    def _wait(self, process: subprocess.Popen[str], longest: float) -> bool:
+        instant = time.monotonic() + self._chance.uniform(0, longest)
+        return wait_until(lambda: time.monotonic() >= instant, process)
+
+    def _look_for_faults(self, moment: str, own: int | None) -> None:
+        """A kill leaves a store in which nothing is wrong, and only the killed process's own unfinished files."""
+        if not self.store.exists():
+            return
+        with redirect_stdout(io.StringIO()) as told:
+            code = store_command(["verify", str(self.store)])
+        if code != 0:
+            self.faults.append(f"killed {moment}: {told.getvalue()}")
+        if own is not None:  # it got as far as removing what those before it had left
+            others = [path for path in self.store.rglob(".tmp-*") if f"-{own}-" not in path.name]
+            self.faults += [f"killed {moment}: {path} of a dead process" for path in others]
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def _published(folder: Path) -> set[str]:
+    return {name for name in _names(folder) if not name.startswith(".tmp-")}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns 0 when every run is equal and nothing else is wrong, 1 otherwise."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.campaign", description="Kill trainings, compare bits."
+    )
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keep the stores and logs there; without it they are removed")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = campaign(
+            folder, options.kills, options.seed, say=lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    for fault in result.faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    print(result.line())
+    return 1 if result.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Real processes: killed, stopped, doubled, and given damaged files; the bits stay those of an unbroken run."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icl.io.codec import spec_from_data
+from icl.io.names import run_name
+from tests.faults.campaign import (
+    SPEC,
+    Saved,
+    campaign,
+    differences,
+    finish,
+    read_saved,
+    start,
+    verify,
+    wait_until,
+    write_spec,
+)
+
+TOTAL = SPEC["training"]["total_steps"]
+NAME = run_name(spec_from_data(SPEC))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of an unbroken run."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    code, stdout = finish(start(write_spec(folder / "spec.json", SPEC), folder / "store", folder / "log"))
+    assert code == 0, (folder / "log").read_text()
+    assert json.loads(stdout)["status"] == "complete"
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def reference(unbroken: Path) -> Saved:
+    return read_saved(unbroken)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    return write_spec(tmp_path / "spec.json", SPEC)
+
+
+def states(store: Path) -> list[Path]:
+    return sorted((store / NAME / "state").glob("step-*"))
+
+
+def interrupt(spec: Path, store: Path, log: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
+    """Start a run and send it a signal when it has saved its third state; its exit code and JSON line."""
+    process = start(spec, store, log)
+    assert wait_until(lambda: bool(states(store)) and states(store)[-1].name >= "step-000000000009", process)
+    process.send_signal(number)
+    code, stdout = finish(process)
+    (line,) = stdout.splitlines()
+    return code, json.loads(line)
+
+
+def flip_a_byte(path: Path) -> None:
+    """In the last tensor of the file."""
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_short_kill_campaign(tmp_path: Path) -> None:
+    """Field fault 45: `python -m tests.faults.campaign` is the long one."""
+    result = campaign(tmp_path, kills=3, seed=int.from_bytes(os.urandom(4), "little"))
+    assert result.faults == []
+    assert result.kills.total() == 3
+    assert result.equal == result.runs
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_saves_and_goes_on(number: signal.Signals, spec: Path, tmp_path: Path, reference: Saved) -> None:
+    store, log = tmp_path / "store", tmp_path / "log"
+    code, line = interrupt(spec, store, log, number)
+    assert code == 75
+    assert line == {"run": NAME, "store": str(store), "step": line["step"], "status": "interrupted"}
+    assert 0 < line["step"] < TOTAL
+    assert states(store)[-1].name == f"step-{line['step']:012d}.safetensors"
+    assert f"{number.name}: saving" in log.read_text()
+    code, stdout = finish(start(spec, store, log))
+    assert (code, json.loads(stdout)["status"]) == (0, "complete")
+    assert f"resuming {NAME} from step {line['step']}" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert differences(reference, read_saved(store)) == []
+
+
+def test_two_processes_on_one_run_both_succeed(spec: Path, tmp_path: Path, reference: Saved) -> None:
+    """Field fault 48: the same run started twice at once, say by two schedulers."""
+    store = tmp_path / "store"
+    logs = [tmp_path / "log-1", tmp_path / "log-2"]
+    processes = [start(spec, store, log) for log in logs]
+    ends = [finish(process) for process in processes]
+    assert [code for code, _ in ends] == [0, 0], "\n".join(log.read_text()[-500:] for log in logs)
+    assert {json.loads(stdout)["status"] for _, stdout in ends} <= {"complete", "already_complete"}
+    assert differences(reference, read_saved(store)) == []
+    assert verify(store).returncode == 0
+
+
+def test_verify_names_a_damaged_checkpoint(unbroken: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(unbroken, store)
+    assert verify(store).returncode == 0
+    flip_a_byte(store / NAME / "checkpoints" / "step-000000000010.safetensors")
+    result = verify(store)
+    assert result.returncode == 4
+    assert f"{NAME}/checkpoints/step-000000000010.safetensors: got" in result.stdout
+    assert "1 faults" in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_newest_state_is_passed_over(spec: Path, tmp_path: Path, reference: Saved) -> None:
+    store, log = tmp_path / "store", tmp_path / "log"
+    interrupt(spec, store, log, signal.SIGTERM)
+    before, newest = states(store)[-2:]
+    flip_a_byte(newest)
+    code, stdout = finish(start(spec, store, log))
+    assert (code, json.loads(stdout)["status"]) == (0, "complete")
+    told = log.read_text()
+    assert f"{newest.name}: got" in told
+    assert "Falling back to the state before it." in told
+    assert f"resuming {NAME} from step {int(before.stem[5:])}" in told
+    assert differences(reference, read_saved(store)) == []
+    assert verify(store).returncode == 0
+
+
+def test_the_place_and_the_hash_seed_play_no_part(spec: Path, tmp_path: Path, reference: Saved) -> None:
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    code, stdout = finish(start("../spec.json", "store", tmp_path / "log", cwd=elsewhere, hash_seed="12345"))
+    assert (code, json.loads(stdout)["store"]) == (0, "store")
+    assert differences(reference, read_saved(elsewhere / "store")) == []
+
+
+def test_cadences_play_no_part(tmp_path: Path, reference: Saved) -> None:
+    """Field fault 31: another plan gives the same bits wherever both look."""
+    run = {
+        "checkpoint_at": {"log": 9, "also": [10, 118]},
+        "evaluate_at": {"linear": 9, "also": [7]},
+        "save_state_every": 50,
+        "log_every": 17,
+        "max_chunk": 32,
+    }
+    spec = write_spec(tmp_path / "spec.json", {**SPEC, "run": run})
+    code, _ = finish(start(spec, tmp_path / "store", tmp_path / "log"))
+    assert code == 0
+    other = read_saved(tmp_path / "store")
+    assert {0, 10, 118, TOTAL} <= other.checkpoints.keys() & reference.checkpoints.keys()
+    assert differences(reference, other, common=True) == []

@@ -1,0 +1,28 @@
+"""The README's example runs as it stands, from an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_notebook_example(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    code += "print(run.status, run.steps[-1], len(metrics), tuple(ys_pred.shape))\n"
+    code += "from icl.core.model import predict\n"
+    code += "assert (predict(run.spec.model, run.params(300), batch['xs'], batch['ys']) == ys_pred).all()\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert result.stdout.split("\n")[0] == "complete 300 301 (2048, 8, 1)"
+    assert (tmp_path / "runs").is_dir()
+
+
+def test_the_tree_lists_every_module() -> None:
+    text = README.read_text()
+    for module in (README.parent / "icl").rglob("*.py"):
+        if module.name != "__init__.py":
+            assert module.name in text, module
