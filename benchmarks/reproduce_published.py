@@ -1,6 +1,6 @@
 """The first updates of a published training run, side by side with the five published seeds.
 
-    python benchmarks/reproduce_published.py --steps 14000 --seed 0 --seed 1
+    python -m benchmarks.reproduce_published --steps 14000 --seed 0 --seed 1
 
 Trains specs/hoogland-L2H4Minf.json (Hoogland et al. 2024) for the first N of its 500,000 updates and prints delta_ridge
 on the pretraining distribution at each published step. delta_ridge is compared because most of the noise of a
@@ -15,9 +15,9 @@ from pathlib import Path
 import attrs
 import orjson
 import torch
-from environment import describe_machine
 from tqdm import tqdm
 
+from benchmarks.environment import describe_machine
 from icl.backends import get_backend
 from icl.core.plan import plan_chunks
 from icl.core.spec import SeedsSpec

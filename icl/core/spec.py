@@ -4,6 +4,7 @@ Everything but `run` (the *what*-half) defines the experiment and is hashed into
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -85,7 +86,9 @@ def _choice(*values: str) -> Rule:
 
 _BOOLEAN = Rule(lambda value: type(value) is bool, "true or false", {"type": "boolean"})
 _TEXT = Rule(
-    lambda value: type(value) is str and bool(value.strip()), "a non-empty string", {"type": "string", "minLength": 1}
+    lambda value: type(value) is str and bool(value.strip()) and not re.search("[\0-\x1f\x7f\ud800-\udfff]", value),
+    "a non-empty string without control characters",
+    {"type": "string", "pattern": r"^[^\u0000-\u001f\u007f]+$"},
 )
 _POWER_OF_TWO = Rule(
     lambda value: type(value) is int and 1 <= value <= 4096 and value & (value - 1) == 0,
@@ -112,7 +115,8 @@ def _as_tuple(value: Any) -> Any:
 
 def _finite_or_none(value: Any) -> Any:
     """Infinite task diversity has one spelling inside: None."""
-    return None if value in ("inf", "Infinity") or (type(value) is float and value == math.inf) else value
+    infinite = (type(value) is str and value in ("inf", "Infinity")) or (type(value) is float and value == math.inf)
+    return None if infinite else value
 
 
 @attrs.frozen(kw_only=True)

@@ -169,8 +169,8 @@ def _shown(value: object) -> str:
         return "an object"
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
+    except (TypeError, ValueError, RecursionError):
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -182,7 +182,10 @@ def _refuse_repeated_keys(data: bytes) -> None:
             raise SpecError(f"{repeated[0]}: got the key twice in one object; expected it once. Remove one.")
         return dict(pairs)
 
-    json.loads(data, object_pairs_hook=hook)
+    try:
+        json.loads(data, object_pairs_hook=hook, parse_int=len, parse_float=len)  # only the keys matter
+    except RecursionError:
+        raise SpecError("got JSON nested too deeply; expected an object as in specs/. Correct it.") from None
 
 
 _CONVERTER = cattrs.Converter()

@@ -5,6 +5,10 @@ class StoreError(RuntimeError):
     """A store that cannot be read or written: wrong place, no permission, no space."""
 
 
+class MissingObjectError(StoreError):
+    """Nothing is at that path: never published, or removed since somebody looked."""
+
+
 class CheckpointError(RuntimeError):
     """Something saved that is missing, damaged, foreign, or does not fit what is asked of it."""
 

@@ -18,7 +18,7 @@ from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.spec import Spec, SpecError
 from icl.io.codec import decode_spec, encode_spec
-from icl.io.errors import CheckpointError, StoreError
+from icl.io.errors import CheckpointError, MissingObjectError, StoreError
 from icl.io.names import check_run_name, run_name
 from icl.io.store import Store
 from icl.io.tensors import Metadata, publish, set_aside, tensors_digest, unpack
@@ -102,9 +102,13 @@ class RunDir:
 
     def newest_state(self) -> tuple[int, Tree, Metadata] | None:
         """The newest intact state; a damaged newer one is reported and passed over."""
-        for step in reversed(self.state_steps()):
+        steps = self.state_steps()
+        while steps:
+            step = steps.pop()
             try:
                 state, metadata = self._load("state", self._step_path("state", step))
+            except MissingObjectError:  # another process has since published newer ones and removed this one
+                steps = self.state_steps()
             except CheckpointError as error:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
@@ -180,6 +184,8 @@ class RunDir:
                 try:
                     self._load(folder, path)
                 except (CheckpointError, StoreError) as error:
+                    if folder == "state" and isinstance(error, MissingObjectError):
+                        continue  # the run goes on meanwhile, and has removed an old state
                     damaged = True
                     yield str(error)
         documents = [f"attempts/{name}" for name in self.store.list(f"{self.name}/attempts")]
@@ -235,7 +241,7 @@ class RunDir:
     def _is_intact(self, folder: str, step: int) -> bool:
         try:
             self._load(folder, self._step_path(folder, step))
-        except (CheckpointError, StoreError):  # or another writer has just removed it
+        except (CheckpointError, MissingObjectError):  # or another writer has just removed it
             return False
         return True
 

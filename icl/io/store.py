@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from icl.io.errors import StoreConflictError, StoreError
+from icl.io.errors import MissingObjectError, StoreConflictError, StoreError
 
 _TEMPORARY = ".tmp-"
 _LEFTOVER = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>[1-9]\d{0,8})-[0-9a-f]{16}")
@@ -45,7 +45,7 @@ class Store:
             return self._create(self._files, self._at(path), data)
 
     def read(self, path: str) -> bytes:
-        """The bytes at `path`. Raises StoreError when there are none."""
+        """The bytes at `path`. Raises MissingObjectError when there are none."""
         with self._errors(path):
             data: bytes = self._files.cat_file(self._at(path))
             return data
@@ -121,7 +121,8 @@ class Store:
                 errno.ENOTSUP: "Objects cannot be created exclusively there; choose a folder on another filesystem.",
             }.get(code, "What was saved before is intact; mend the cause and run again.")
             reason = error.strerror or (os.strerror(code) if code else str(error) or type(error).__name__)
-            raise StoreError(f"{self.url}/{path}: got {reason.lower()}; expected a usable store. {remedy}") from error
+            kind = MissingObjectError if code == errno.ENOENT else StoreError
+            raise kind(f"{self.url}/{path}: got {reason.lower()}; expected a usable store. {remedy}") from error
 
 
 def open_store(url: str, *, create: bool = True) -> Store:
@@ -133,6 +134,8 @@ def open_store(url: str, *, create: bool = True) -> Store:
     Raises: StoreError when the URL is not understood, the root is missing, or creation is not exclusive there.
     """
     try:
+        if "\0" in url:
+            raise ValueError("no path can hold a NUL")
         files, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError, OSError) as error:
         raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 import orjson
 import torch
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from icl.core.backend import Tree
-from icl.io.errors import CheckpointError, StoreConflictError
+from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError
 from icl.io.store import Store
 
 Metadata = dict[str, str]
@@ -63,7 +64,10 @@ def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metada
     """
     data = pack(tensors, metadata)
     while not store.create(path, data):
-        present = store.read(path)
+        try:
+            present = store.read(path)
+        except MissingObjectError:  # removed since, by another process that trains the same run
+            continue
         if present == data:
             return
         try:
@@ -73,7 +77,8 @@ def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metada
                 raise CheckpointError(f"{path}: got the file of another {' and '.join(foreign)}; expected this one's.")
         except CheckpointError as error:
             logger.warning("%s Put aside and written again.", error)
-            set_aside(store, path)
+            with suppress(MissingObjectError):  # put aside by another process since
+                set_aside(store, path)
             continue
         ours = unpack(data, path)[1]
         if theirs["tensors_sha256"] != ours["tensors_sha256"]:

@@ -1,0 +1,92 @@
+"""Two processes on one run: whatever one does between any two storage calls of the other, both end right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.io.rundir import RunDir, open_run
+from icl.io.store import Store, open_store
+
+SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=9))
+METADATA = {"backend": "one"}
+CALLS = ("create", "read", "exists", "list", "delete")
+
+
+def tree(step: int) -> dict[str, torch.Tensor]:
+    return {"params": torch.full((3,), float(step))}
+
+
+def save(run: RunDir, *steps: int) -> None:
+    """What training saves when it passes these steps, each following on from the last."""
+    for start, stop in zip((0, *steps), steps, strict=False):
+        run.save_checkpoint(stop, tree(stop), METADATA)
+        run.save_segment(start, stop, torch.arange(start, stop, dtype=torch.float32), {}, METADATA)
+        run.save_state(stop, tree(stop), METADATA)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, rival: Callable[[], None]) -> list[str]:
+    """Let `rival` act once, just before our storage call number `call`; returns the calls made, as they come."""
+    made: list[str] = []
+
+    def hooked(name: str) -> Callable[..., Any]:
+        original = getattr(Store, name)
+
+        def act(self: Store, *arguments: Any) -> Any:
+            made.append(name)
+            if len(made) == call + 1:
+                with monkeypatch.context() as undone:
+                    for other in CALLS:
+                        undone.setattr(Store, other, originals[other])
+                    rival()
+            return original(self, *arguments)
+
+        return act
+
+    originals = {name: getattr(Store, name) for name in CALLS}
+    for name in CALLS:
+        monkeypatch.setattr(Store, name, hooked(name))
+    return made
+
+
+def work(run: RunDir) -> tuple[int, float]:
+    """Resume, train on from there, and read the metrics; returns the step resumed from and the sum of the losses."""
+    found = run.newest_state()
+    step = found[0] if found else 0
+    assert found is None or torch.equal(found[1]["params"], tree(step)["params"])
+    if step < 3:
+        save(run, 3)
+    save(run, 6, 9) if step < 6 else None
+    rows = run.metrics()
+    return step, sum(row["train/loss"] for row in rows.values())
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["intact", "damaged"])
+def test_a_rival_may_act_between_any_two_storage_calls(
+    store_url: str, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field fault 48: one process is steps behind another that publishes, and removes, the same states."""
+    calls = 0
+    for call in range(1000):
+        run = open_run(open_store(f"{store_url}/{call}"), SPEC)
+        save(run, 1, 2)
+        if damaged:
+            path = f"{run.name}/state/step-000000000002.safetensors"
+            data = run.store.read(path)
+            run.store.delete(path)
+            run.store.create(path, data[:-1])
+        with monkeypatch.context() as hooks:
+            made = interrupted(hooks, call, lambda run=run: save(run, 3, 6, 9))  # type: ignore[misc]
+            step, losses = work(run)
+        assert step in ((1, 9) if damaged else (2, 9)), call
+        assert losses == sum(range(9)), call
+        assert list(run.verify()) == [] or damaged
+        assert run.checkpoint_steps() == [1, 2, 3, 6, 9]
+        assert run.state_steps()[-2:] == [6, 9]
+        assert len(run.state_steps()) <= 3  # one more than kept when two removed at once
+        calls = len(made)
+        if call >= calls:
+            break
+    assert 20 < calls < 1000
