@@ -20,8 +20,8 @@ check: $(VENV)/test  ## format, lint and types
 	$(BIN)/mypy
 
 bench: $(VENV)/test  ## the benchmarks that take minutes, into benchmarks/results/
-	$(BIN)/python benchmarks/train_step.py
-	$(BIN)/python benchmarks/baselines.py
+	$(BIN)/python -m benchmarks.train_step --save
+	$(BIN)/python -m benchmarks.baselines --save
 
 docs: $(VENV)/base  ## regenerate docs/spec.schema.json from the code
 	$(BIN)/python -m icl.run --schema > docs/spec.schema.json

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 import attrs
-import orjson
 import torch
 from tqdm import tqdm
 
-from benchmarks.environment import describe_machine
+from benchmarks.environment import add_save_option, describe_machine, report
 from icl.backends import get_backend
 from icl.core.plan import plan_chunks
 from icl.core.spec import SeedsSpec
@@ -60,6 +59,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14_000, help="updates to run")
     parser.add_argument("--seed", type=int, action="append", help="may be given several times; default 0 and 1")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_save_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     theirs = published()
@@ -78,7 +78,6 @@ def main() -> None:
                 f"{label:>6} {numbers}  {'yes' if inside[label] else 'no'}{'' if label in JUDGED else ' (not judged)'}"
             )
         result = {
-            "benchmark": "reproduce_published",
             "metric": METRIC,
             "seed": seed,
             "steps": options.steps,
@@ -86,7 +85,7 @@ def main() -> None:
             "judged_within": all(inside[label] for label in labels if label in JUDGED),
             **describe_machine(),
         }
-        print(orjson.dumps(result).decode(), flush=True)
+        report(f"reproduce_published-seed{seed}", result, save=options.save)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-_BYTE_BUDGET = (
-    1 << 20
-)  # of one float64 temporary: about a core's cache, the fastest of 2^18..2^26 (benchmarks/baselines.py)
+BYTE_BUDGET = 1 << 20  # of one float64 temporary; benchmarks/baselines.py measures the choice
 
 
 def ridge_predictions(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
@@ -26,7 +24,7 @@ def ridge_predictions(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
     Source: Raventos et al. 2023, eq. 3.
     """
     batch, examples, dim = xs.shape
-    rows = max(1, _BYTE_BUDGET // (8 * examples * examples * dim))
+    rows = max(1, BYTE_BUDGET // (8 * examples * examples * dim))
     parts = [
         _ridge(x.double(), y.double(), noise_variance)
         for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
@@ -62,7 +60,7 @@ def dmmse_predictions(xs: Tensor, ys: Tensor, pool: Tensor, noise_variance: floa
     Source: Raventos et al. 2023, eq. 2.
     """
     tasks_at_once = min(pool.shape[0], 4096)
-    rows = max(1, _BYTE_BUDGET // (8 * tasks_at_once))
+    rows = max(1, BYTE_BUDGET // (8 * tasks_at_once))
     parts = [
         _dmmse(x.double(), y.double(), pool.double(), noise_variance, tasks_at_once)
         for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)

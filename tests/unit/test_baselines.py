@@ -84,7 +84,7 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     xs, ys = data(batch=37)
     pool = torch.randn(9000, 3, generator=torch.Generator().manual_seed(6))
     whole = dmmse_predictions(xs, ys, pool, 0.125), ridge_predictions(xs, ys, 0.125)
-    monkeypatch.setattr(baselines, "_BYTE_BUDGET", 1 << 16)
+    monkeypatch.setattr(baselines, "BYTE_BUDGET", 1 << 16)
     parts = dmmse_predictions(xs, ys, pool, 0.125), ridge_predictions(xs, ys, 0.125)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
