@@ -46,7 +46,11 @@ def measure(seed: int, labels: list[int]) -> dict[int, float]:
     stops = [label + 1 for label in labels]
     with tqdm(total=stops[-1], desc=f"seed {seed}", file=sys.stderr, mininterval=10) as bar:
         for length in plan_chunks(0, stops, spec.run.max_chunk):
-            state, _ = advance(state, backend.to_device(sample_batches(spec, range(step, step + length), None)))
+            state, _ = advance(
+                state,
+                backend.to_device(sample_batches(spec, range(step, step + length), None, spec.run.max_chunk)),
+                length,
+            )
             step += length
             bar.update(length)
             if step in stops:

@@ -29,6 +29,7 @@ from icl.core.tasks import sample_batches, sample_task_pool
 from icl.io.codec import load_spec
 from icl.io.rundir import open_run
 from icl.io.store import open_store
+from icl.testing import with_run_options
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,14 +37,14 @@ ROOT = Path(__file__).parent.parent
 class OurLoop:
     """The compiled steps of `icl.core.step` on the CPU backend, a block of steps at a call."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, num_steps: int) -> None:
         self._backend = get_backend("cpu")
-        self._advance = build_train(spec, self._backend)
+        self._advance = build_train(with_run_options(spec, max_chunk=num_steps), self._backend)
         self.state = self._backend.to_device(init_state(spec))
 
     def run(self, batches: Tree) -> list[float]:
         """One update for each batch of the leading axis; returns the losses."""
-        self.state, metrics = self._advance(self.state, batches)
+        self.state, metrics = self._advance(self.state, batches, batches["xs"].shape[0])
         losses: list[float] = self._backend.to_cpu(metrics)["train/loss"].tolist()
         return losses
 
@@ -59,7 +60,7 @@ def compare(spec: Spec, threads: int, blocks: int, steps: int) -> dict[str, Any]
     """Milliseconds a step of both loops and their ratio at a number of threads."""
     torch.set_num_threads(threads)
     pool = sample_task_pool(spec)
-    ours, users = OurLoop(spec), UserLoop(spec)
+    ours, users = OurLoop(spec, steps), UserLoop(spec)
     our_ms, user_ms, worst = [], [], 0.0
     for block in range(blocks + 1):
         batches = sample_batches(spec, range(block * steps, (block + 1) * steps), pool)
@@ -93,7 +94,7 @@ def overheads(spec: Spec, steps: int, step_ms: float) -> dict[str, Any]:
         task=attrs.evolve(spec.task, num_examples=2, num_tasks=1),
         training=attrs.evolve(spec.training, batch_size=1),
     )
-    loop, batches = OurLoop(small), sample_batches(small, range(steps), sample_task_pool(small))
+    loop, batches = OurLoop(small, steps), sample_batches(small, range(steps), sample_task_pool(small))
     host = min(seconds(lambda: loop.run(batches)) for _ in range(3)) / steps
     state = backend.to_device(init_state(spec))
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +127,7 @@ def overheads(spec: Spec, steps: int, step_ms: float) -> dict[str, Any]:
 
 def where_the_time_goes(spec: Spec, steps: int) -> list[dict[str, Any]]:
     """The share of each operation in our step, largest first, by its own time."""
-    loop, batches = OurLoop(spec), sample_batches(spec, range(steps), sample_task_pool(spec))
+    loop, batches = OurLoop(spec, steps), sample_batches(spec, range(steps), sample_task_pool(spec))
     loop.run(batches)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         loop.run(batches)

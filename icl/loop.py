@@ -81,10 +81,10 @@ def execute(
     advance = build_train(spec, backend)
     step = start
     chunks = list(plan_chunks(start, plan.stops(), spec.run.max_chunk))
-    for batches in _batches(spec, backend, pool, start, chunks):
-        state, metrics = advance(state, batches)
-        step += batches["xs"].shape[0]
-        session.add(metrics)
+    for length, batches in zip(chunks, _batches(spec, backend, pool, start, chunks), strict=True):
+        state, metrics = advance(state, batches, length)
+        step += length
+        session.add(metrics, length)
         stopping = step < total and should_stop()
         session.visit(step, state, save_state=stopping)
         if stopping:
@@ -104,14 +104,14 @@ class _Session:
         self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
         self._spec, self._backend, self._run, self._progress, self._saved = spec, backend, run, progress, saved
         self._measure = build_eval(spec, backend, pool)
-        self._pending: list[Tensor] = []
+        self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
         self._rows: dict[int, dict[str, float]] = {}
         self._metadata = {"backend": _encode(backend.describe()), "icl": version("icl")}
 
-    def add(self, metrics: Tree) -> None:
-        """Keep a chunk's losses (N,) on the device until the next effect."""
-        self._pending.append(metrics[TRAINING_LOSS])
+    def add(self, metrics: Tree, length: int) -> None:
+        """Keep the losses of a chunk of that length on the device until the next effect."""
+        self._pending.append((metrics[TRAINING_LOSS], length))
 
     def visit(self, step: int, state: Tree, *, save_state: bool) -> None:
         """Do what the plan says happens at `step`; with `save_state`, save the state there in any case."""
@@ -140,7 +140,8 @@ class _Session:
     def _fetch_losses(self, step: int) -> None:
         if not self._pending:
             return
-        losses = torch.cat(list(self._backend.to_cpu({str(i): x for i, x in enumerate(self._pending)}).values()))
+        fetched = self._backend.to_cpu({str(i): losses for i, (losses, _) in enumerate(self._pending)})
+        losses = torch.cat([fetched[str(i)][:length] for i, (_, length) in enumerate(self._pending)])
         bad = (~losses.isfinite()).nonzero()
         if len(bad):
             first = int(bad[0])
@@ -175,27 +176,26 @@ def _resume(run: RunDir, spec: Spec, backend: Backend, allow_backend_change: boo
 
 
 def _batches(spec: Spec, backend: Backend, pool: Tensor | None, start: int, chunks: list[int]) -> Iterator[Tree]:
-    """The stacked batches of each chunk on the device; the host samples one chunk ahead on a thread of its own."""
+    """Each chunk's batches on the device, `run.max_chunk` rows; the host samples one chunk ahead on a thread."""
+    num_rows = spec.run.max_chunk
     firsts = accumulate(chunks, initial=start)
     ranges = [range(first, first + length) for first, length in zip(firsts, chunks, strict=False)]
     if spec.training.sampling == "device":
-        on_device = backend.to_device({"pool": torch.empty(0) if pool is None else pool})["pool"]
+        generator = backend.manual_seed(0)
+        on_device = backend.to_device({"pool": torch.empty(0) if pool is None else pool})
+        draw = backend.compile(lambda tree: sample_batch_on_device(spec, tree["pool"], generator))
+        stack = backend.compile(lambda *batches: {key: torch.stack([b[key] for b in batches]) for key in batches[0]})
         for steps in ranges:
-            drawn = [
-                sample_batch_on_device(
-                    spec,
-                    None if pool is None else on_device,
-                    backend.manual_seed(training_seed(spec, step)),
-                    on_device.device,
-                )
-                for step in steps
-            ]
-            yield {key: torch.stack([batch[key] for batch in drawn]) for key in drawn[0]}
+            drawn = []
+            for step in steps:
+                backend.manual_seed(training_seed(spec, step))
+                drawn.append(draw(on_device))
+            yield stack(*drawn, *[drawn[-1]] * (num_rows - len(drawn)))
         return
     with ThreadPoolExecutor(1, thread_name_prefix="icl-sampling") as executor:
         queued = deque[Future[Tree]]()
         for steps in ranges:
-            queued.append(executor.submit(sample_batches, spec, steps, pool))
+            queued.append(executor.submit(sample_batches, spec, steps, pool, num_rows))
             if len(queued) > 1:
                 yield backend.to_device(queued.popleft().result())
         for last in queued:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from icl.backends.cpu import CPUBackend
-from icl.core.backend import Backend, Tree
+from icl.core.backend import Advance, Backend, Tree
 from icl.core.spec import (
     EvaluationSpec,
     ModelSpec,
@@ -50,12 +50,14 @@ class StrictBackend(CPUBackend):
 
         return strict
 
-    def compile_steps(self, step: Any, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+    def compile_steps(self, step: Any, *, num_steps: int) -> Advance:
         advance = super().compile_steps(step, num_steps=num_steps)
 
-        def strict(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
+        def strict(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
+            for leaf in batches.values():
+                leaf[length:] = float("nan")
             with self._watched():
-                new, metrics = advance(state, batches)
+                new, metrics = advance(state, batches, length)
             for key, leaf in state.items():
                 if any(leaf.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for out in new.values()):
                     raise AssertionError(f"compiled steps: the new state shares memory with the consumed {key!r}")
@@ -153,14 +155,17 @@ class BackendContract:
 
     def test_compiled_steps_are_the_fold(self, backend: Backend) -> None:
         advance = build_train(self.spec, backend)
-        batches = self._batches(0, 5)
-        expected = fold_steps(lambda s, b: train_step(self.spec, s, b), init_state(self.spec), batches)
-        state, metrics = advance(backend.to_device(init_state(self.spec)), backend.to_device(batches))
-        for got, want in zip((state, metrics), expected, strict=True):
-            self._assert_close(backend.to_cpu(got), want)
+        for length in (1, 3, 4):
+            batches = self._batches(0, length)
+            expected = fold_steps(lambda s, b: train_step(self.spec, s, b), init_state(self.spec), batches, length)
+            found = advance(backend.to_device(init_state(self.spec)), backend.to_device(batches), length)
+            for got, want in zip(found, expected, strict=True):
+                self._assert_close(backend.to_cpu(got), want)
 
     def test_bits_do_not_depend_on_chunks(self, backend: Backend) -> None:
-        ends = [self._train(backend, chunks) for chunks in ([12], [1] * 12, [4, 4, 2, 2], [1, 8, 3], [8, 4])]
+        ends = [
+            self._train(backend, chunks) for chunks in ([4, 4, 4], [1] * 12, [4, 4, 2, 2], [1, 3] * 3, [3, 4, 4, 1])
+        ]
         assert all(identical(end, ends[0]) for end in ends)
 
     def test_round_trip_is_exact_and_shares_no_memory(self, backend: Backend) -> None:
@@ -179,11 +184,13 @@ class BackendContract:
         double = backend.compile(lambda tree: {"y": tree["x"] * 2})
         add = backend.compile_steps(lambda s, b: ({"x": s["x"] + b["x"]}, {"m": b["x"].sum()}), num_steps=2)
         double(backend.to_device(good))
-        add(backend.to_device({"x": torch.ones(3)}), backend.to_device(good))
+        add(backend.to_device({"x": torch.ones(3)}), backend.to_device(good), 2)
         for call in (
             lambda: double(backend.to_device(bad)),
-            lambda: add(backend.to_device({"x": torch.ones(4)}), backend.to_device(bad)),
-            lambda: add(backend.to_device({"x": torch.ones(3)}), backend.to_device({"x": torch.ones(1, 3)})),
+            lambda: add(backend.to_device({"x": torch.ones(4)}), backend.to_device(bad), 2),
+            lambda: add(backend.to_device({"x": torch.ones(3)}), backend.to_device({"x": torch.ones(1, 3)}), 1),
+            lambda: add(backend.to_device({"x": torch.ones(3)}), backend.to_device(good), 3),
+            lambda: add(backend.to_device({"x": torch.ones(3)}), backend.to_device(good), 0),
         ):
             try:
                 call()
@@ -193,9 +200,11 @@ class BackendContract:
 
     def test_results_belong_to_the_caller(self, backend: Backend) -> None:
         advance = build_train(self.spec, backend)
-        first, first_metrics = advance(backend.to_device(init_state(self.spec)), backend.to_device(self._batches(0, 3)))
+        first, first_metrics = advance(
+            backend.to_device(init_state(self.spec)), backend.to_device(self._batches(0, 3)), 3
+        )
         kept, kept_metrics = backend.to_cpu(first), backend.to_cpu(first_metrics)
-        advance(backend.to_device(init_state(self.spec)), backend.to_device(self._batches(3, 6)))
+        advance(backend.to_device(init_state(self.spec)), backend.to_device(self._batches(3, 6)), 3)
         assert identical(backend.to_cpu(first), kept)
         assert identical(backend.to_cpu(first_metrics), kept_metrics)
 
@@ -243,12 +252,13 @@ class BackendContract:
         assert all(type(value) is str for value in described.values())
 
     def _batches(self, start: int, stop: int) -> Tree:
-        return sample_batches(self.spec, range(start, stop), sample_task_pool(self.spec))
+        rows = self.spec.run.max_chunk
+        return sample_batches(self.spec, range(start, stop), sample_task_pool(self.spec), rows)
 
     def _train(self, backend: Backend, chunks: list[int]) -> Tree:
         advance, state, step = build_train(self.spec, backend), backend.to_device(init_state(self.spec)), 0
         for length in chunks:
-            state, _ = advance(state, backend.to_device(self._batches(step, step + length)))
+            state, _ = advance(state, backend.to_device(self._batches(step, step + length)), length)
             step += length
         return backend.to_cpu(state)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly
-from icl.core.backend import BackendUnavailableError, Step, Tree
+from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
 
 
 class CPUBackend:
@@ -21,6 +21,7 @@ class CPUBackend:
                 "depend on the kind of processor. Set `training.matmul_precision` or choose another backend."
             )
         self._matmul_precision = matmul_precision
+        self._generator = Generator()
 
     def describe(self) -> dict[str, str]:
         return {
@@ -39,12 +40,12 @@ class CPUBackend:
         return self.to_device(tree)
 
     def manual_seed(self, seed: int) -> Generator:
-        return Generator().manual_seed(seed)
+        return self._generator.manual_seed(seed)
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
         return compile_eagerly(fn, self._matmul_precision)
 
-    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+    def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
         return compile_steps_eagerly(step, num_steps, self._matmul_precision)
 
     def synchronize(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly
-from icl.core.backend import BackendUnavailableError, Step, Tree
+from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
@@ -38,6 +38,7 @@ class CUDABackend:
             )
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._matmul_precision = matmul_precision
+        self._generator = Generator(self._device)
 
     def describe(self) -> dict[str, str]:
         return {
@@ -58,17 +59,17 @@ class CUDABackend:
         return fetched
 
     def manual_seed(self, seed: int) -> Generator:
-        return Generator(self._device).manual_seed(seed)
+        return self._generator.manual_seed(seed)
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
         return _deterministic(compile_eagerly(fn, self._matmul_precision))
 
-    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+    def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
         advance = compile_steps_eagerly(step, num_steps, self._matmul_precision)
 
-        def deterministic(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
+        def deterministic(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
             with _deterministic_algorithms():
-                return advance(state, batches)
+                return advance(state, batches, length)
 
         return deterministic
 

@@ -5,15 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from icl.core.backend import Step, Tree
+from icl.backends.shapes import BoundShapes, check_chunk
+from icl.core.backend import Advance, Step, Tree
 from icl.core.step import fold_steps
-
-Signature = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def signature(tree: Tree) -> Signature:
-    """Shape and dtype of every leaf."""
-    return {key: (tuple(leaf.shape), leaf.dtype) for key, leaf in tree.items()}
 
 
 @contextmanager
@@ -30,42 +24,27 @@ def pinned_numerics(matmul_precision: str) -> Iterator[None]:
 
 def compile_eagerly(fn: Callable[..., Tree], matmul_precision: str) -> Callable[..., Tree]:
     """`fn` without autograd, bound to the shapes of its first call."""
-    bound: list[list[Signature]] = []
+    bound = BoundShapes()
 
     def compiled(*trees: Tree) -> Tree:
-        given = [signature(tree) for tree in trees]
-        if not bound:
-            bound.append(given)
-        _require(given == bound[0], "compiled function", given, bound[0])
+        bound.check(*trees)
         with pinned_numerics(matmul_precision):
             return fn(*trees)
 
     return compiled
 
 
-def compile_steps_eagerly(
-    step: Step, num_steps: int, matmul_precision: str
-) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+def compile_steps_eagerly(step: Step, num_steps: int, matmul_precision: str) -> Advance:
     """`fold_steps` of `step`, bound to `num_steps` and to the shapes of the first call."""
-    bound: list[list[Signature]] = []
+    bound = BoundShapes()
 
-    def advance(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
-        given = [signature(state), signature(batches)]
-        if not bound:
-            _require(
-                all(leaf.shape[0] == num_steps for leaf in batches.values()), "compiled steps", given[1], num_steps
-            )
-            bound.append(given)
-        _require(given == bound[0], "compiled steps", given, bound[0])
+    def advance(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
+        check_chunk(batches, num_steps, length)
+        bound.check(state, batches)
         # A clone starts on an aligned address, so that no kernel's choice depends on where in a chunk a step lies.
         with pinned_numerics(matmul_precision):
             return fold_steps(
-                lambda state, batch: step(state, {k: v.clone() for k, v in batch.items()}), state, batches
+                lambda state, batch: step(state, {k: v.clone() for k, v in batch.items()}), state, batches, length
             )
 
     return advance
-
-
-def _require(condition: bool, where: str, got: object, expected: object) -> None:
-    if not condition:
-        raise ValueError(f"{where}: got {got}; expected {expected}. Compile again for other shapes.")

@@ -11,6 +11,9 @@ Tree: TypeAlias = dict[str, Tensor]
 Step: TypeAlias = Callable[[Tree, Tree], tuple[Tree, Tree]]
 """`step(state, batch) -> (state, metrics)`: one pure update; metrics are scalars."""
 
+Advance: TypeAlias = Callable[[Tree, Tree, int], tuple[Tree, Tree]]
+"""`advance(state, batches, length) -> (state, metrics)`: a compiled fold of steps, see `Backend.compile_steps`."""
+
 
 class BackendUnavailableError(RuntimeError):
     """A backend was asked for whose name, package, driver or device is not there, or that cannot obey the spec."""
@@ -50,6 +53,8 @@ class Backend(Protocol):
 
         Args:
             seed: 0 <= seed < 2**63.
+
+        Returns: the same object every time, so that a compiled function may hold it.
         """
         ...
 
@@ -57,12 +62,13 @@ class Backend(Protocol):
         """`fn` of trees as one graph for one set of shapes."""
         ...
 
-    def compile_steps(self, step: Step, *, num_steps: int) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
-        """The left fold of `step` over `num_steps` batches as one program.
+    def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
+        """The left fold of `step` over up to `num_steps` batches, as one program that serves every length.
 
         Returns:
-            `advance(state, batches) -> (state, metrics)`; every leaf of `batches` and `metrics` has a leading
-            axis of `num_steps`. The state passed in is consumed.
+            `advance(state, batches, length) -> (state, metrics)`, the fold over the first `length` batches. Every leaf
+            of `batches` and `metrics` has a leading axis of `num_steps`, whatever the length: the rows from `length`
+            on are not looked at in `batches` and are zero in `metrics`. The state passed in is consumed.
         """
         ...
 

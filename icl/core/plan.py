@@ -45,12 +45,9 @@ def build_plan(spec: Spec) -> Plan:
 
 
 def plan_chunks(start: int, stops: Iterable[int], max_chunk: int) -> Iterator[int]:
-    """Chunk lengths from `start` to every later stop: powers of two up to `max_chunk`, ending exactly at each stop.
-
-    Only log2(max_chunk) + 1 lengths exist, so that few programs serve any cadence.
-    """
+    """Chunk lengths from `start` to every later stop, at most `max_chunk` each, ending exactly at each stop."""
     for stop in sorted(stops):
         while start < stop:
-            length = min(max_chunk, 1 << ((stop - start).bit_length() - 1))
+            length = min(max_chunk, stop - start)
             yield length
             start += length

@@ -90,11 +90,6 @@ _TEXT = Rule(
     "a non-empty string without control characters",
     {"type": "string", "pattern": r"^[^\u0000-\u001f\u007f]+$"},
 )
-_POWER_OF_TWO = Rule(
-    lambda value: type(value) is int and 1 <= value <= 4096 and value & (value - 1) == 0,
-    "a power of two from 1 to 4096",
-    {"enum": [2**i for i in range(13)]},
-)
 _ONLY_NULL = Rule(lambda value: value is None, "null (logging to W&B comes with a later version)", {"type": "null"})
 _SEED = _integer(0, 2**64 - 1)
 _COUNT = _integer(1)
@@ -237,7 +232,7 @@ class RunSpec:
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))
     log_every: int = attrs.field(default=100, validator=_COUNT)
     save_state_every: int = attrs.field(default=1000, validator=_COUNT)
-    max_chunk: int = attrs.field(default=64, validator=_POWER_OF_TWO)
+    max_chunk: int = attrs.field(default=64, validator=_integer(1, 4096))
     wandb: None = attrs.field(default=None, validator=_ONLY_NULL)
 
 

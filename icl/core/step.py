@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from icl.core.backend import Backend, Step, Tree
+from icl.core.backend import Advance, Backend, Step, Tree
 from icl.core.baselines import dmmse_predictions, ridge_predictions
 from icl.core.metrics import TRAINING_LOSS, name_metrics, reference_names, squared_error, squared_gaps
 from icl.core.model import flatten_params, init_params, predict, unflatten_params
@@ -14,8 +14,6 @@ from icl.core.spec import Spec
 from icl.core.tasks import EVALUATION_SETS, sample_evaluation_batch
 
 _EVALUATION_ROWS = 4096  # sequences predicted at once
-
-Advance = Callable[[Tree, Tree], tuple[Tree, Tree]]
 
 
 def init_state(spec: Spec) -> Tree:
@@ -48,32 +46,23 @@ def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
     return {"params": new, "mu": mu, "nu": nu, "step": state["step"] + 1}, {TRAINING_LOSS: losses.detach()}
 
 
-def fold_steps(step: Step, state: Tree, batches: Tree) -> tuple[Tree, Tree]:
-    """The left fold of `step` over the leading axis of `batches`: what every `compile_steps` must equal.
+def fold_steps(step: Step, state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
+    """The left fold of `step` over the first `length` >= 1 rows of `batches`: what every `compile_steps` must equal.
 
-    Returns: the last state, and the metrics stacked along a new leading axis.
+    Returns: the last state, and the metrics stacked along a leading axis as long as that of `batches`, then zeros.
     """
-    num_steps = next(iter(batches.values())).shape[0]
+    num_rows = next(iter(batches.values())).shape[0]
     metrics = []
-    for index in range(num_steps):
+    for index in range(length):
         state, scalars = step(state, {key: leaf[index] for key, leaf in batches.items()})
         metrics.append(scalars)
+    metrics += [{key: torch.zeros_like(value) for key, value in metrics[0].items()}] * (num_rows - length)
     return state, {key: torch.stack([scalars[key] for scalars in metrics]) for key in metrics[0]}
 
 
 def build_train(spec: Spec, backend: Backend) -> Advance:
-    """`advance(state, batches) -> (state, metrics)` on the backend, one program for each number of steps seen."""
-    programs: dict[int, Advance] = {}
-
-    def advance(state: Tree, batches: Tree) -> tuple[Tree, Tree]:
-        num_steps = batches["xs"].shape[0]
-        if num_steps not in programs:
-            programs[num_steps] = backend.compile_steps(
-                lambda state, batch: train_step(spec, state, batch), num_steps=num_steps
-            )
-        return programs[num_steps](state, batches)
-
-    return advance
+    """`advance(state, batches, length)` on the backend, for batches of `run.max_chunk` rows."""
+    return backend.compile_steps(lambda state, batch: train_step(spec, state, batch), num_steps=spec.run.max_chunk)
 
 
 def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:

@@ -49,10 +49,16 @@ def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
     return _as_tree(*_sample(rng, spec.task, spec.training.batch_size, pool))
 
 
-def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None) -> Tree:
-    """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1)."""
+def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_rows: int | None = None) -> Tree:
+    """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
+
+    Args:
+        num_rows: N, if more than the steps; the rows after them are zero.
+    """
     batches = [sample_batch(spec, step, pool) for step in steps]
-    return {key: torch.stack([batch[key] for batch in batches]) for key in batches[0]}
+    padding = {key: torch.zeros_like(leaf) for key, leaf in batches[0].items()}
+    batches += [padding] * ((num_rows or len(batches)) - len(batches))
+    return {key: torch.stack([batch[key] for batch in batches]) for key in padding}
 
 
 def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
@@ -68,15 +74,19 @@ def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None
     return _as_tree(*_sample(rng, spec.task, spec.evaluation.batch_size, tasks))
 
 
-def sample_batch_on_device(spec: Spec, pool: Tensor | None, generator: Generator | None, device: torch.device) -> Tree:
+def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None) -> Tree:
     """A training batch drawn by the device's own generator (`"sampling": "device"`), seeded by the caller.
 
     The same bits only on the same backend and version. Shapes as `sample_batch`.
+
+    Args:
+        pool: (M, D) on the device; not looked at when `num_tasks` is null.
     """
+    device = pool.device
     batch, (examples, dim) = spec.training.batch_size, (spec.task.num_examples, spec.task.task_dim)
     xs = torch.randn(batch, examples, dim, generator=generator, device=device, dtype=torch.float32)
     noise = torch.randn(batch, examples, generator=generator, device=device, dtype=torch.float32)
-    if pool is None:
+    if spec.task.num_tasks is None:
         ws = torch.randn(batch, dim, generator=generator, device=device, dtype=torch.float32)
     else:
         ws = pool[torch.randint(pool.shape[0], (batch,), generator=generator, device=device)]

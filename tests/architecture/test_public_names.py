@@ -47,9 +47,9 @@ def test_the_strict_backend_catches_what_it_is_for() -> None:
     with pytest.raises(AssertionError, match="global random generator"):
         backend.compile(lambda t: {"y": torch.rand(2)})(tree)
     with pytest.raises(AssertionError, match="shares memory"):
-        backend.compile_steps(lambda s, b: (s, {"m": b["x"].sum()}), num_steps=2)(tree, {"x": torch.ones(2, 1)})
+        backend.compile_steps(lambda s, b: (s, {"m": b["x"].sum()}), num_steps=2)(tree, {"x": torch.ones(2, 1)}, 2)
     state = {"x": torch.ones(2)}
     backend.compile_steps(lambda s, b: ({"x": s["x"] + b["x"]}, {"m": b["x"].sum()}), num_steps=2)(
-        state, {"x": torch.ones(2, 1)}
+        state, {"x": torch.ones(2, 1)}, 2
     )
     assert state["x"].isnan().all()

@@ -15,7 +15,7 @@ from icl.io.codec import decode_spec, encode_spec, with_run
 from icl.io.names import run_name
 from icl.loop import execute
 from icl.results import load_run
-from icl.testing import StrictBackend, identical, specs
+from icl.testing import StrictBackend, identical, specs, with_run_options
 
 
 @given(specs())
@@ -29,14 +29,17 @@ def test_any_chunk_plan_gives_the_fold(spec: Spec, data: st.DataObject) -> None:
     pool, total = sample_task_pool(spec), spec.training.total_steps
     cuts = sorted(data.draw(st.sets(st.integers(0, total), max_size=4)) | {0, total})
     expected, losses = fold_steps(
-        lambda s, b: _step(spec, s, b), init_state(spec), sample_batches(spec, range(total), pool)
+        lambda s, b: _step(spec, s, b), init_state(spec), sample_batches(spec, range(total), pool), total
     )
+    spec = with_run_options(spec, max_chunk=total + data.draw(st.integers(0, 3)))
     for backend in (CPUBackend(), StrictBackend()):
         advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
         parts = []
         for start, stop in pairwise(cuts):
-            state, metrics = advance(state, backend.to_device(sample_batches(spec, range(start, stop), pool)))
-            parts += metrics["train/loss"].tolist()
+            batches = sample_batches(spec, range(start, stop), pool, spec.run.max_chunk)
+            state, metrics = advance(state, backend.to_device(batches), stop - start)
+            parts += metrics["train/loss"][: stop - start].tolist()
+            assert not metrics["train/loss"][stop - start :].any()
         assert identical(backend.to_cpu(state), expected)
         assert parts == losses["train/loss"].tolist()
         assert build_eval(spec, backend, pool)(state).keys()

@@ -27,7 +27,7 @@ def test_the_users_loop_trains_the_same_model(architecture: str, schedule: str) 
     )
     batches = sample_batches(spec, range(20), None)
     theirs = UserLoop(spec).run({key: leaf[i] for key, leaf in batches.items()} for i in range(20))
-    ours = OurLoop(spec).run(batches)
+    ours = OurLoop(spec, 20).run(batches)
     # Float32 rounding in another order of operations, grown over 20 Adam steps; the golden losses are held to 1e-5.
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=0)
 

@@ -1,6 +1,5 @@
 """Cadences and chunks."""
 
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 
 from icl.core.plan import build_plan, plan_chunks, spaced_steps
 from icl.core.spec import StepsSpec
-from icl.io.codec import load_spec
 from icl.testing import tiny_spec, with_training
 
 
@@ -30,22 +28,16 @@ def test_listed_steps_are_added() -> None:
     assert spaced_steps(StepsSpec(also=(7, 3)), 10) == (0, 3, 7, 10)
 
 
-@given(st.integers(0, 50), st.sets(st.integers(0, 3000), min_size=1), st.sampled_from([1, 2, 64, 4096]))
+@given(st.integers(0, 50), st.sets(st.integers(0, 3000), min_size=1), st.integers(1, 4096))
 def test_chunks_hit_every_stop(start: int, stops: set[int], max_chunk: int) -> None:
     lengths = list(plan_chunks(start, stops, max_chunk))
     reached, at = [], start
     for length in lengths:
-        assert length & (length - 1) == 0
-        assert length <= max_chunk
+        assert 1 <= length <= max_chunk
         at += length
         reached.append(at)
     assert {stop for stop in stops if stop > start} <= set(reached)
     assert at == max(start, *stops)
-
-
-def test_few_programs_serve_a_long_run() -> None:
-    spec = load_spec(Path(__file__).parents[2] / "specs" / "hoogland-L2H4Minf.json")
-    assert set(plan_chunks(0, build_plan(spec).stops(), spec.run.max_chunk)) == {1, 2, 4, 8, 16, 32, 64}
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])

@@ -69,7 +69,8 @@ def test_no_host_read_inside_chunks_or_evaluations() -> None:
     spec = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
     backend, pool = StrictBackend(), sample_task_pool(spec)
     advance, evaluate = build_train(spec, backend), build_eval(spec, backend, pool)
-    state, _ = advance(backend.to_device(init_state(spec)), backend.to_device(sample_batches(spec, range(8), pool)))
+    batches = sample_batches(spec, range(3), pool, spec.run.max_chunk)
+    state, _ = advance(backend.to_device(init_state(spec)), backend.to_device(batches), 3)
     evaluate(state)
     assert backend.host_reads == 0
 
@@ -119,7 +120,7 @@ def test_device_sampling_is_a_function_of_the_step() -> None:
     spec, backend = tiny_spec(), CPUBackend()
 
     def draw(step: int) -> dict[str, torch.Tensor]:
-        return sample_batch_on_device(spec, None, backend.manual_seed(training_seed(spec, step)), torch.device("cpu"))
+        return sample_batch_on_device(spec, torch.empty(0), backend.manual_seed(training_seed(spec, step)))
 
     first = draw(0)
     assert first["xs"].shape == (8, 4, 3)
