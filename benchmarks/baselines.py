@@ -20,7 +20,7 @@ from icl.core import baselines
 from icl.core.spec import EvaluationSpec, Spec, TaskSpec, TrainingSpec
 from icl.core.tasks import sample_evaluation_batch, sample_task_pool
 
-BUDGETS = [2**power for power in range(16, 27, 2)]
+BUDGETS = [2**power for power in range(17, 26, 2)]
 
 
 def setting(log2_tasks: int, batch_size: int) -> Spec:

@@ -1,6 +1,5 @@
 """Cadences and chunks."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
