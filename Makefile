@@ -1,36 +1,39 @@
 .PHONY: help run test check bench docs
 PYTHON ?= python3
 VENV ?= .venv
+TEST_VENV ?= .venv-test
+TORCH ?= torch==2.13.0
 SPEC ?= specs/quickstart.json
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALL := -m pip install --quiet --constraint constraints.txt
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/'
 
-run: $(VENV)/base  ## train specs/quickstart.json (SPEC=... for another) into runs/
-	$(BIN)/python -m icl.run $(SPEC)
+run: $(VENV)/ready  ## train specs/quickstart.json (SPEC=... for another) into runs/
+	$(VENV)/bin/python -m icl.run $(SPEC)
 
-test: $(VENV)/test  ## install what the tests need and run them
-	$(BIN)/python -m pytest
+test: $(TEST_VENV)/ready  ## install what the tests need and run them
+	$(TEST_VENV)/bin/python -m pytest
 
-check: $(VENV)/test  ## format, lint and types
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+check: $(TEST_VENV)/ready  ## format, lint and types
+	$(TEST_VENV)/bin/ruff format --check .
+	$(TEST_VENV)/bin/ruff check .
+	$(TEST_VENV)/bin/mypy
 
-bench: $(VENV)/test  ## the benchmarks that take minutes, into benchmarks/results/
-	$(BIN)/python -m benchmarks.train_step --save
-	$(BIN)/python -m benchmarks.baselines --save
+bench: $(TEST_VENV)/ready  ## the benchmarks that take minutes, into benchmarks/results/
+	$(TEST_VENV)/bin/python -m benchmarks.train_step --save
+	$(TEST_VENV)/bin/python -m benchmarks.baselines --save
 
-docs: $(VENV)/base  ## regenerate docs/spec.schema.json from the code
-	$(BIN)/python -m icl.run --schema > docs/spec.schema.json
+docs: $(VENV)/ready  ## regenerate docs/spec.schema.json from the code
+	$(VENV)/bin/python -m icl.run --schema > docs/spec.schema.json
 
-$(VENV)/base: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(VENV)/bin/python $(INSTALL) '$(TORCH)' --editable .
 	@touch $@
 
-$(VENV)/test: $(VENV)/base
-	$(PIP) --editable '.[test]'
+# Apart from .venv: torch_xla pins an older PyTorch.
+$(TEST_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TEST_VENV)
+	$(TEST_VENV)/bin/python $(INSTALL) --editable '.[test]'
 	@touch $@

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import accumulate
@@ -29,9 +30,11 @@ from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_p
 from icl.io.errors import CheckpointError
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
+from icl.profiling import Profile, Profiler
 
 Progress = Callable[[int, Mapping[str, float]], None]
 logger = logging.getLogger("icl")
+_TRACED = (1, 4)  # chunks: the first compiles and is not like the others
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -46,6 +49,7 @@ class Outcome:
     run: str
     step: int
     status: Literal["complete", "already_complete", "interrupted"]
+    profile: Profile = attrs.field(factory=dict)
 
 
 def execute(
@@ -54,6 +58,7 @@ def execute(
     allow_backend_change: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress = lambda step, row: None,
+    trace: str | None = None,
 ) -> Outcome:
     """Train `spec` from wherever its store left it, to the end or until `should_stop()`.
 
@@ -63,6 +68,7 @@ def execute(
         allow_backend_change: go on from a state computed on another backend (the bits will differ from either's).
         should_stop: asked after every chunk; when true the state is saved and the outcome is "interrupted".
         progress: told the step and the new metrics whenever there are some.
+        trace: a local directory for a recording of the second to the fifth chunk and the effects between them.
 
     Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
     """
@@ -72,37 +78,56 @@ def execute(
     if run.status() == "complete":
         return Outcome(spec.run.store, run.name, total, "already_complete")
     state, start = _resume(run, spec, backend, allow_backend_change)
-    run.record_attempt(_describe_attempt(backend, start))
+    attempt = run.record_attempt(_describe_attempt(backend, start))
+    profiler = Profiler(backend.counters)
     pool = sample_task_pool(spec)
-    session = _Session(spec, backend, run, pool, progress, saved=start)
-    plan = build_plan(spec)
+    with profiler.phase("evaluate"):
+        session = _Session(spec, backend, run, pool, progress, profiler, saved=start)
     state = backend.to_device(state)
     session.visit(start, state, save_state=False)
     advance = build_train(spec, backend)
-    step = start
-    chunks = list(plan_chunks(start, plan.stops(), spec.run.max_chunk))
-    for length, batches in zip(chunks, _batches(spec, backend, pool, start, chunks), strict=True):
-        state, metrics = advance(state, batches, length)
-        step += length
-        session.add(metrics, length)
-        stopping = step < total and should_stop()
-        session.visit(step, state, save_state=stopping)
-        if stopping:
-            return Outcome(spec.run.store, run.name, step, "interrupted")
-    run.mark_complete({"step": total})
-    return Outcome(spec.run.store, run.name, total, "complete")
+    chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
+    batches = _batches(spec, backend, pool, start, chunks)
+    step, stopping = start, False
+    with ExitStack() as tracing:
+        for index, length in enumerate(chunks):
+            if trace is not None and index == min(_TRACED[0], len(chunks) - 1):
+                tracing.enter_context(backend.trace(trace))
+            with profiler.phase("train"):
+                state, metrics = advance(state, next(batches), length)
+            step += length
+            session.add(metrics, length)
+            stopping = step < total and should_stop()
+            session.visit(step, state, save_state=stopping)
+            if index == _TRACED[1]:
+                tracing.close()
+            if stopping:
+                break
+    if not stopping:
+        run.mark_complete({"step": total})
+    status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
+    run.record_end(attempt, {"to_step": step, "status": status, "profile": profiler.profile})
+    return Outcome(spec.run.store, run.name, step, status, profiler.profile)
 
 
 class _Session:
     """What has been computed since the last saved state, and the effects due at a step."""
 
     def __init__(
-        self, spec: Spec, backend: Backend, run: RunDir, pool: Tensor | None, progress: Progress, saved: int
+        self,
+        spec: Spec,
+        backend: Backend,
+        run: RunDir,
+        pool: Tensor | None,
+        progress: Progress,
+        profiler: Profiler,
+        saved: int,
     ) -> None:
         plan = build_plan(spec)
         self._checkpoint, self._evaluate = frozenset(plan.checkpoint), frozenset(plan.evaluate)
         self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
         self._spec, self._backend, self._run, self._progress, self._saved = spec, backend, run, progress, saved
+        self._phase = profiler.phase
         self._measure = build_eval(spec, backend, pool)
         self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
@@ -118,21 +143,25 @@ class _Session:
         save_state = save_state or step in self._save_state
         row: dict[str, float] = {}
         if save_state or step in self._checkpoint or step in self._evaluate or step in self._log:
-            self._fetch_losses(step)
+            with self._phase("train"):
+                self._fetch_losses(step)
             if self._losses:
                 row[TRAINING_LOSS] = float(self._losses[-1][-1])
         if step in self._evaluate:
-            self._rows[step] = self._measure(state)
+            with self._phase("evaluate"):
+                self._rows[step] = self._measure(state)
             row |= self._rows[step]
         if step in self._checkpoint:
-            params = self._backend.to_cpu({"params": state["params"]})["params"]
-            _require_finite(params, step)
-            self._run.save_checkpoint(step, unflatten_params(self._spec, params), self._metadata)
+            with self._phase("save"):
+                params = self._backend.to_cpu({"params": state["params"]})["params"]
+                _require_finite(params, step)
+                self._run.save_checkpoint(step, unflatten_params(self._spec, params), self._metadata)
         if save_state and step > self._saved:
-            kept = self._backend.to_cpu(state)
-            _require_finite(kept["params"], step)
-            self._run.save_segment(self._saved, step, torch.cat(self._losses), self._rows, self._metadata)
-            self._run.save_state(step, kept, self._metadata)
+            with self._phase("save"):
+                kept = self._backend.to_cpu(state)
+                _require_finite(kept["params"], step)
+                self._run.save_segment(self._saved, step, torch.cat(self._losses), self._rows, self._metadata)
+                self._run.save_state(step, kept, self._metadata)
             self._saved, self._losses, self._rows = step, [], {}
         if row:
             self._progress(step, row)

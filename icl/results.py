@@ -54,6 +54,10 @@ class Run:
         """The model after `step` updates; `model(xs, ys)` is exactly `predict(spec.model, params, xs, ys)`."""
         return Predictor(self.spec.model, self.params(step))
 
+    def attempts(self) -> list[dict[str, Any]]:
+        """The manifest: when, where and with what each attempt began, and what those that ended counted."""
+        return self._directory.attempts()
+
     def metrics(self) -> "pd.DataFrame":
         """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`)."""
         import pandas as pd

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.check:
         return _check(spec)
-    return _train(spec, options.allow_backend_change)
+    return _train(spec, options.allow_backend_change, options.profile)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-backend-change",
         action="store_true",
         help="go on from a state computed elsewhere; the bits will differ",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="DIR",
+        nargs="?",
+        const="",
+        help="print what each phase cost; with DIR also record a few chunks there for TensorBoard or Perfetto",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="print the whole resolved spec and train nothing")
@@ -71,7 +78,7 @@ def _check(spec: Spec) -> int:
     return 0
 
 
-def _train(spec: Spec, allow_backend_change: bool) -> int:
+def _train(spec: Spec, allow_backend_change: bool, profile: str | None) -> int:
     should_stop = _stop_on_signal()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     # Imported here so that --name and --check need no torch.
@@ -81,6 +88,7 @@ def _train(spec: Spec, allow_backend_change: bool) -> int:
     from icl.core.backend import BackendUnavailableError
     from icl.io.errors import CheckpointError, StoreError
     from icl.loop import NonFiniteLossError, execute
+    from icl.profiling import format_profile
 
     total = spec.training.total_steps
     try:
@@ -91,7 +99,11 @@ def _train(spec: Spec, allow_backend_change: bool) -> int:
                 bar.update(step - bar.n)
 
             outcome = execute(
-                spec, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=progress
+                spec,
+                allow_backend_change=allow_backend_change,
+                should_stop=should_stop,
+                progress=progress,
+                trace=profile or None,
             )
     except BackendUnavailableError as error:
         return _fail(error, EXIT_BACKEND)
@@ -99,6 +111,8 @@ def _train(spec: Spec, allow_backend_change: bool) -> int:
         return _fail(error, EXIT_STORE)
     except NonFiniteLossError as error:
         return _fail(error, EXIT_NON_FINITE)
+    if profile is not None:
+        print(format_profile(outcome.profile) if outcome.profile else "nothing was trained", file=sys.stderr)
     line = {"run": outcome.run, "store": outcome.store, "step": outcome.step, "status": outcome.status}
     print(orjson.dumps(line).decode(), flush=True)
     if outcome.status == "interrupted":

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 # Models this small gain nothing from a second thread, and threads that wait for each other on a busy machine lose much.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PJRT_DEVICE"] = "CPU"  # the real XLA, on this processor
 torch.set_num_threads(1)
 
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}

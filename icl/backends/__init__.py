@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from icl.core.backend import Backend, BackendUnavailableError
 
-_ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend"}
+_ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
 
 
 def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:

@@ -1,11 +1,13 @@
 """The CPU backend: the reference and the default."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Generator
+from torch.profiler import ProfilerActivity
 
-from icl.backends.eager import compile_eagerly, compile_steps_eagerly
+from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
 from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
 
 
@@ -47,6 +49,12 @@ class CPUBackend:
 
     def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
         return compile_steps_eagerly(step, num_steps, self._matmul_precision)
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def trace(self, directory: str) -> AbstractContextManager[None]:
+        return trace_eagerly(directory, [ProfilerActivity.CPU])
 
     def synchronize(self) -> None:
         pass

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Generator
+from torch.profiler import ProfilerActivity
 
-from icl.backends.eager import compile_eagerly, compile_steps_eagerly
+from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
 from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -72,6 +73,12 @@ class CUDABackend:
                 return advance(state, batches, length)
 
         return deterministic
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def trace(self, directory: str) -> AbstractContextManager[None]:
+        return trace_eagerly(directory, [ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -1,9 +1,11 @@
 """Functions shared by the eager adapters: PyTorch runs each operation as Python reaches it."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from icl.backends.shapes import BoundShapes, check_chunk
 from icl.core.backend import Advance, Step, Tree
@@ -20,6 +22,15 @@ def pinned_numerics(matmul_precision: str) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def trace_eagerly(directory: str, activities: Iterable[ProfilerActivity]) -> Iterator[None]:
+    """Record what runs inside as `trace.json` for Perfetto or chrome://tracing."""
+    with profile(activities=activities) as recorded:
+        yield
+    os.makedirs(directory, exist_ok=True)
+    recorded.export_chrome_trace(os.path.join(directory, "trace.json"))
 
 
 def compile_eagerly(fn: Callable[..., Tree], matmul_precision: str) -> Callable[..., Tree]:

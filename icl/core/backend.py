@@ -1,6 +1,7 @@
 """The Backend protocol: where and how fast a pure function runs, never what it computes."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from torch import Generator, Tensor
@@ -70,6 +71,17 @@ class Backend(Protocol):
             of `batches` and `metrics` has a leading axis of `num_steps`, whatever the length: the rows from `length`
             on are not looked at in `batches` and are zero in `metrics`. The state passed in is consumed.
         """
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """What the device has done in this process so far: programs compiled, transfers, ...; empty if nothing counts.
+
+        Names end in their unit when they are not counts.
+        """
+        ...
+
+    def trace(self, directory: str) -> AbstractContextManager[object]:
+        """Record what runs inside, as files in a local directory that TensorBoard or Perfetto opens."""
         ...
 
     def synchronize(self) -> None:

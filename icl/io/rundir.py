@@ -59,13 +59,24 @@ class RunDir:
         """Declare that everything the spec asks for is published."""
         self.store.create(f"{self.name}/complete.json", _json(info))
 
-    def record_attempt(self, info: Mapping[str, Any]) -> None:
-        """Add what is known of one attempt to train this run to its manifest."""
-        self.store.create(f"{self.name}/attempts/{info['from_step']:012d}-{secrets.token_hex(6)}.json", _json(info))
+    def record_attempt(self, info: Mapping[str, Any]) -> str:
+        """Add what is known at its start of one attempt to train this run to its manifest; returns the attempt's id."""
+        attempt = f"{info['from_step']:012d}-{secrets.token_hex(6)}"
+        self.store.create(f"{self.name}/attempts/{attempt}.json", _json(info))
+        return attempt
+
+    def record_end(self, attempt: str, info: Mapping[str, Any]) -> None:
+        """Add what is known at the end of an attempt that was not cut off."""
+        self.store.create(f"{self.name}/attempts/{attempt}.end.json", _json(info))
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The manifest: every attempt, in the order in which they began."""
-        found = [self._read_json(f"attempts/{name}") for name in self.store.list(f"{self.name}/attempts")]
+        """The manifest: every attempt, in the order in which they began; one that ended has `to_step` and `status`."""
+        files = {file: self._read_json(f"attempts/{file}") for file in self.store.list(f"{self.name}/attempts")}
+        found = [
+            info | files.get(f"{file.removesuffix('.json')}.end.json", {})
+            for file, info in files.items()
+            if not file.endswith(".end.json")
+        ]
         return sorted(found, key=lambda attempt: str(attempt.get("started")))
 
     def checkpoint_steps(self) -> list[int]:
