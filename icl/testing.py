@@ -76,7 +76,7 @@ class StrictBackend(CPUBackend):
             raise AssertionError("compiled function: a global random generator was used")
 
 
-class _CountHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CountHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -36,7 +36,7 @@ def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
         return squared_error(predict(spec.model, unflatten_params(spec, vector), xs, ys), ys)
 
     training = spec.training
-    with torch.enable_grad():
+    with torch.set_grad_enabled(True):
         # Not torch.func.grad: it records the backward pass for a second derivative, 6 of 45 ms a step on the CPU.
         params = state["params"].detach().requires_grad_()
         losses = (loss_of if params.ndim == 1 else torch.vmap(loss_of))(params, batch["xs"], batch["ys"])

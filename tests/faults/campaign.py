@@ -1,6 +1,7 @@
 """The kill campaign: training killed at any moment, also within writes, ends with the bits of an unbroken run.
 
-`python -m tests.faults.campaign --kills 30` takes some ten seconds a kill; it ends with one line and exit code 0 or 1.
+`python -m tests.faults.campaign --kills 30 [--backend xla]` takes some ten seconds a kill.
+It ends with one line and exit code 0 or 1.
 """
 
 import argparse
@@ -89,7 +90,13 @@ def start(
             stderr=stderr,
             text=True,
             cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed},
+            env={
+                "PJRT_DEVICE": "CPU",
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+                "PYTHONHASHSEED": hash_seed,
+            },
         )
 
 
@@ -158,16 +165,19 @@ def differences(one: Saved, other: Saved, *, common: bool = False) -> list[str]:
     return found
 
 
-def campaign(folder: Path, kills: int, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> Result:
+def campaign(
+    folder: Path, kills: int, seed: int = 0, backend: str = "cpu", say: Callable[[str], None] = lambda line: None
+) -> Result:
     """Kill trainings `kills` times, several times each, and compare each with an unbroken run.
 
     Args:
         folder: an empty one, for the stores and logs.
         seed: of the choice of moments; when a process gets there is up to the machine.
+        backend: what they train on.
         say: told a line for every run.
     """
     chance = random.Random(seed)
-    spec = write_spec(folder / "spec.json", SPEC)
+    spec = write_spec(folder / "spec.json", {**SPEC, "run": {**SPEC["run"], "backend": backend}})
     faults: list[str] = []
     begun = time.monotonic()
     whole = start(spec, folder / "whole", folder / "whole.log")
@@ -300,13 +310,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", default="cpu")
     parser.add_argument("--folder", type=Path, help="keep the stores and logs there; without it they are removed")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         result = campaign(
-            folder, options.kills, options.seed, say=lambda line: print(line, file=sys.stderr, flush=True)
+            folder,
+            options.kills,
+            options.seed,
+            options.backend,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     for fault in result.faults:
         print(f"fault: {fault}", file=sys.stderr)
