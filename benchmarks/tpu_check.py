@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.xla_randomness import findings
+from icl.core.backend import identical
 from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TaskSpec, TrainingSpec
 from icl.io.codec import encode_spec, load_spec
 from icl.io.names import run_name
 from icl.results import load_run
-from icl.testing import identical
 
 Line = tuple[bool | None, str]  # holds, does not, or was not to be judged here; and what was seen
 CHIP = """

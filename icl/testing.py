@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from icl.backends.cpu import CPUBackend
-from icl.core.backend import Advance, Backend, Tree
+from icl.core.backend import Advance, Backend, Tree, identical
 from icl.core.spec import (
     EvaluationSpec,
     ModelSpec,
@@ -268,21 +268,6 @@ class BackendContract:
             torch.testing.assert_close(got[key], value, rtol=self.tolerance, atol=self.tolerance)
 
 
-def identical(one: Tree, other: Tree) -> bool:
-    """Whether two CPU trees have the same names, dtypes, shapes and bits (NaN equal to itself, 0.0 not to -0.0)."""
-    return one.keys() == other.keys() and all(
-        one[key].dtype == other[key].dtype
-        and one[key].shape == other[key].shape
-        and one[key].contiguous().view(-1).view(torch.uint8).equal(other[key].contiguous().view(-1).view(torch.uint8))
-        for key in one
-    )
-
-
 def with_training(spec: Spec, **changes: Any) -> Spec:
     """`spec` with fields of its `training` section replaced."""
     return attrs.evolve(spec, training=attrs.evolve(spec.training, **changes))
-
-
-def with_run_options(spec: Spec, **changes: Any) -> Spec:
-    """`spec` with fields of its `run` section replaced."""
-    return attrs.evolve(spec, run=attrs.evolve(spec.run, **changes))

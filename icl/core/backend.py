@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
+import torch
 from torch import Generator, Tensor
 
 Tree: TypeAlias = dict[str, Tensor]
@@ -14,6 +15,16 @@ Step: TypeAlias = Callable[[Tree, Tree], tuple[Tree, Tree]]
 
 Advance: TypeAlias = Callable[[Tree, Tree, int], tuple[Tree, Tree]]
 """`advance(state, batches, length) -> (state, metrics)`: a compiled fold of steps, see `Backend.compile_steps`."""
+
+
+def identical(one: Tree, other: Tree) -> bool:
+    """Whether two CPU trees have the same names, dtypes, shapes and bits (NaN equal to itself, 0.0 not to -0.0)."""
+    return one.keys() == other.keys() and all(
+        one[key].dtype == other[key].dtype
+        and one[key].shape == other[key].shape
+        and one[key].contiguous().view(-1).view(torch.uint8).equal(other[key].contiguous().view(-1).view(torch.uint8))
+        for key in one
+    )
 
 
 class BackendUnavailableError(RuntimeError):

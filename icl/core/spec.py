@@ -31,7 +31,7 @@ class Rule:
 
     def __call__(self, instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         if not self.accepts(value):
-            raise SpecError(f"{attribute.name}: got {value!r}; expected {self.expected}.")
+            raise SpecError(f"{attribute.name}: got {value!r}; expected {self.expected}. Correct the value.")
 
 
 def _integer(low: int, high: int = MAX_INT) -> Rule:

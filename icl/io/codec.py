@@ -82,9 +82,9 @@ def encode_spec(spec: Spec, *, what_only: bool = False) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
 
 
-def with_run(spec: Spec, *, backend: str | None = None, store: str | None = None) -> Spec:
-    """`spec` with parts of its `run` half replaced where given; its name stays. Raises SpecError."""
-    given: dict[str, Any] = {key: value for key, value in (("backend", backend), ("store", store)) if value is not None}
+def with_run(spec: Spec, **changes: Any) -> Spec:
+    """`spec` with fields of its `run` half replaced by those that are not None; its name stays. Raises SpecError."""
+    given = {key: value for key, value in changes.items() if value is not None}
     try:
         return attrs.evolve(spec, run=attrs.evolve(spec.run, **given))
     except SpecError as error:
@@ -136,31 +136,42 @@ def _leaf_hook(field: "attrs.Attribute[Any]") -> Any:
     def structure(value: object, _: object) -> object:
         converted = field.converter(value) if callable(field.converter) else value
         if not field.validator.accepts(converted):  # type: ignore[union-attr]
-            raise SpecError(f": got {_shown(value)}; expected {field.validator.expected}.")  # type: ignore[union-attr]
+            expected = field.validator.expected  # type: ignore[union-attr]
+            raise SpecError(f": got {_shown(value)}; expected {expected}. Correct the value.")
         return converted
 
     return structure
 
 
 def _faults(error: cattrs.ClassValidationError, path: str) -> Iterator[str]:
+    misspelt = {near for inner in error.exceptions for near in _near_keys(inner).values()}
     for inner in error.exceptions:
         names = [note.name for note in getattr(inner, "__notes__", ()) if hasattr(note, "name")]
         where = ".".join(filter(None, (path, *names)))
         if isinstance(inner, cattrs.ClassValidationError):
             yield from _faults(inner, where)
         elif isinstance(inner, cattrs.ForbiddenExtraKeysError):
+            near = _near_keys(inner)
             for key in sorted(inner.extra_fields, key=str):
-                near = difflib.get_close_matches(str(key), _keys(inner.cl), n=1)
-                advice = f"Did you mean {near[0]!r}?" if near else "Remove it."
+                advice = f"Did you mean {near[key]!r}?" if key in near else "Remove it."
                 expected = f"one of {', '.join(_keys(inner.cl))}"
                 yield f"{'.'.join(filter(None, (where, str(key))))}: got an unknown key; expected {expected}. {advice}"
         elif isinstance(inner, KeyError):
-            yield f"{where}: got nothing; expected a value, which has no default. Add the key."
+            if inner.args[0] not in misspelt:  # which is said where the other spelling is
+                yield f"{where}: got nothing; expected a value, which has no default. Add the key."
         elif isinstance(inner, SpecError):
             for fault in inner.faults:
                 yield f"{where}{fault}" if fault.startswith(":") or not where else f"{where}.{fault}"
         else:
             raise inner
+
+
+def _near_keys(error: BaseException) -> dict[object, str]:
+    """For each unknown key that resembles a known one, that."""
+    if not isinstance(error, cattrs.ForbiddenExtraKeysError):
+        return {}
+    found = {key: difflib.get_close_matches(str(key), _keys(error.cl), n=1) for key in error.extra_fields}
+    return {key: near[0] for key, near in found.items() if near}
 
 
 def _shown(value: object) -> str:

@@ -21,13 +21,12 @@ from typing import Any
 
 import attrs
 
-from icl.core.backend import Tree
+from icl.core.backend import Tree, identical
 from icl.io.codec import spec_from_data
 from icl.io.names import run_name
 from icl.io.rundir import list_runs, read_run
 from icl.io.store import open_store
 from icl.store import main as store_command
-from icl.testing import identical
 
 SPEC: dict[str, Any] = {
     "task": {"task_dim": 3, "num_examples": 4, "num_tasks": 5},

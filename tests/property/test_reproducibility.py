@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icl.backends.cpu import CPUBackend
-from icl.core.backend import Tree
+from icl.core.backend import Tree, identical
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train, fold_steps, init_state, train_step
 from icl.core.tasks import sample_batches, sample_task_pool
@@ -15,7 +15,7 @@ from icl.io.codec import decode_spec, encode_spec, with_run
 from icl.io.names import run_name
 from icl.loop import execute
 from icl.results import load_run
-from icl.testing import StrictBackend, identical, specs, with_run_options
+from icl.testing import StrictBackend, specs
 
 
 @given(specs())
@@ -31,7 +31,7 @@ def test_any_chunk_plan_gives_the_fold(spec: Spec, data: st.DataObject) -> None:
     expected, losses = fold_steps(
         lambda s, b: _step(spec, s, b), init_state(spec), sample_batches(spec, range(total), pool), total
     )
-    spec = with_run_options(spec, max_chunk=total + data.draw(st.integers(0, 3)))
+    spec = with_run(spec, max_chunk=total + data.draw(st.integers(0, 3)))
     for backend in (CPUBackend(), StrictBackend()):
         advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
         parts = []

@@ -12,8 +12,8 @@ from benchmarks.train_step import OurLoop
 from benchmarks.user_loop import UserLoop
 from icl.core.spec import ModelSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.core.tasks import sample_batches
-from icl.io.codec import encode_spec
-from icl.testing import tiny_spec, with_run_options
+from icl.io.codec import encode_spec, with_run
+from icl.testing import tiny_spec
 from tests.contract.test_backends import XLA_WHEELS
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def run_benchmark(*arguments: str) -> dict[str, object]:
 def tiny(tmp_path: Path) -> str:
     """The path of a tiny spec for the XLA backend, which other benchmarks do not look at."""
     path = tmp_path / "spec.json"
-    path.write_bytes(encode_spec(with_run_options(tiny_spec(), backend="xla")))
+    path.write_bytes(encode_spec(with_run(tiny_spec(), backend="xla")))
     return str(path)
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from icl.backends.cpu import CPUBackend
+from icl.core.backend import identical
 from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
 from icl.loop import NonFiniteLossError, Outcome, execute
 from icl.results import Run, list_runs, load_run, train
-from icl.testing import identical, tiny_spec, with_run_options, with_training
+from icl.testing import tiny_spec, with_training
 
 SPEC = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
 
@@ -96,7 +97,7 @@ def test_interruptions_do_not_change_a_bit(unbroken: Run, store_url: str, chunks
 )
 def test_cadences_do_not_change_a_bit(unbroken: Run, store_url: str, changes: dict[str, Any]) -> None:
     """Field fault 31: what is saved, evaluated or logged, and when, is not part of the experiment."""
-    other = train(with_run_options(SPEC, **changes), store=store_url)
+    other = train(with_run(SPEC, **changes), store=store_url)
     assert other.name == unbroken.name
     assert same(other, unbroken)
 
@@ -119,7 +120,7 @@ def test_global_generators_and_settings_play_no_part(unbroken: Run, store_url: s
 def test_the_cadence_may_change_at_a_resume(unbroken: Run, store_url: str) -> None:
     spec = with_run(SPEC, store=store_url)
     execute(spec, should_stop=stop_after(2))
-    changed = with_run_options(spec, evaluate_at=StepsSpec(linear=11), checkpoint_at=StepsSpec(linear=5), log_every=3)
+    changed = with_run(spec, evaluate_at=StepsSpec(linear=11), checkpoint_at=StepsSpec(linear=5), log_every=3)
     other = load_run(store_url, execute(changed).run)
     assert same(other, unbroken)
     assert list(other.metrics().index) == list(range(21))
@@ -130,7 +131,7 @@ def test_a_finished_run_is_left_alone(store_url: str) -> None:
     spec = with_run(SPEC, store=store_url)
     assert execute(spec).status == "complete"
     assert execute(spec).status == "already_complete"
-    assert execute(with_run_options(spec, log_every=5)).status == "already_complete"
+    assert execute(with_run(spec, log_every=5)).status == "already_complete"
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])

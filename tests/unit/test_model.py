@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from icl.core.backend import identical
 from icl.core.model import flatten_params, init_params, parameter_shapes, predict, unflatten_params
 from icl.core.spec import ModelSpec, SeedsSpec, Spec, TaskSpec
-from icl.testing import identical, tiny_spec
+from icl.testing import tiny_spec
 
 MODELS = {
     "timaeus": ModelSpec(num_heads=2, embed_dim=8),

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import icl
+from icl.core.backend import identical
 from icl.core.model import predict
 from icl.io.errors import CheckpointError, StoreError
-from icl.testing import identical, tiny_spec
+from icl.testing import tiny_spec
 
 SPEC = tiny_spec()
 

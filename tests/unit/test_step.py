@@ -5,12 +5,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from icl.backends.cpu import CPUBackend
-from icl.core.backend import Tree
+from icl.core.backend import Tree, identical
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.spec import EvaluationSpec, ModelSpec, OptimizerSpec, Spec, TaskSpec
 from icl.core.step import build_eval, build_train, evaluation_tree, init_state, train_step
 from icl.core.tasks import sample_batch, sample_batches, sample_task_pool
-from icl.testing import StrictBackend, identical, tiny_spec, with_training
+from icl.testing import StrictBackend, tiny_spec, with_training
 
 ARCHITECTURES = {
     "timaeus": tiny_spec(),

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from icl.core.backend import identical
 from icl.core.seeds import derive_generator, derive_key, derive_seed
 from icl.core.spec import EvaluationSpec, SeedsSpec, Spec, TaskSpec
 from icl.core.tasks import sample_batch, sample_batches, sample_evaluation_batch, sample_task_pool
-from icl.testing import global_generators, identical, tiny_spec, with_training
+from icl.testing import global_generators, tiny_spec, with_training
 
 
 def digest(tensor: torch.Tensor) -> str:

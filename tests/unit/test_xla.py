@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from icl.backends import get_backend
-from icl.core.backend import Backend, BackendUnavailableError, Tree
+from icl.core.backend import Backend, BackendUnavailableError, Tree, identical
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
 from icl.core.step import build_eval, build_train, evaluation_tree, init_state
@@ -21,7 +21,7 @@ from icl.core.tasks import EVALUATION_SETS, sample_batches, sample_task_pool
 from icl.io.codec import encode_spec, with_run
 from icl.loop import execute
 from icl.results import load_run
-from icl.testing import StrictBackend, identical, tiny_spec, with_run_options, with_training
+from icl.testing import StrictBackend, tiny_spec, with_training
 from tests.contract.test_backends import XLA_WHEELS
 
 pytestmark = pytest.mark.skipif(not XLA_WHEELS, reason="torch_xla has wheels for Linux on x86_64 only")
@@ -66,9 +66,7 @@ def test_a_long_run_is_one_training_and_one_evaluation_program(backend: Backend,
     """Field faults 2 to 7: no recompilation, no fallback, no scalar read, whatever the cadence and the rate."""
     spec = with_training(tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5)), total_steps=2000)
     logs = StepsSpec(log=60, linear=20)
-    spec = with_run_options(
-        spec, checkpoint_at=logs, evaluate_at=logs, backend="xla", max_chunk=16, store=str(tmp_path)
-    )
+    spec = with_run(spec, checkpoint_at=logs, evaluate_at=logs, backend="xla", max_chunk=16, store=str(tmp_path))
     before = backend.counters()
     outcome = execute(spec)
     (attempt,) = load_run(outcome.store, outcome.run).attempts()
@@ -130,7 +128,7 @@ def test_data_is_the_same_bytes_everywhere(backend: Backend) -> None:
 
 def test_loss_curves_agree_with_the_cpu(backend: Backend) -> None:
     spec = with_training(tiny_spec(), total_steps=300, batch_size=64)
-    spec = with_run_options(spec, max_chunk=50)
+    spec = with_run(spec, max_chunk=50)
     ours = torch.tensor(train(spec, backend, [50] * 6)[1], dtype=torch.float64)
     cpu = torch.tensor(train(spec, get_backend("cpu"), [50] * 6)[1], dtype=torch.float64)
     # Rounding (6e-8) enters each step and Adam's division may amplify it while gradients are small; the gap may grow
@@ -142,14 +140,14 @@ def test_loss_curves_agree_with_the_cpu(backend: Backend) -> None:
 def test_any_chunk_plan_gives_the_same_bits(architecture: str, backend: Backend) -> None:
     spec = tiny_spec()
     model: Any = {"architecture": architecture, "num_heads": 2, "embed_dim": 8}
-    spec = with_run_options(tiny_spec(model=type(spec.model)(**model)), max_chunk=8)
+    spec = with_run(tiny_spec(model=type(spec.model)(**model)), max_chunk=8)
     spec = with_training(spec, optimizer=OptimizerSpec(weight_decay=0.01, max_grad_norm=0.5))
     ends = [train(spec, backend, plan) for plan in ([8, 4], [1] * 12, [3, 3, 3, 3], [2, 8, 1, 1])]
     assert all(identical(state, ends[0][0]) and losses == ends[0][1] for state, losses in ends)
 
 
 def test_a_fresh_process_and_any_interruption_give_the_same_bits(tmp_path: Path) -> None:
-    spec = with_run_options(tiny_spec(), backend="xla")
+    spec = with_run(tiny_spec(), backend="xla")
     whole = load_run(str(tmp_path / "a"), execute(with_run(spec, store=str(tmp_path / "a"))).run)
     (tmp_path / "spec.json").write_bytes(encode_spec(spec))
     broken = with_run(spec, store=str(tmp_path / "b"))
@@ -165,7 +163,7 @@ def test_a_fresh_process_and_any_interruption_give_the_same_bits(tmp_path: Path)
 
 def test_a_checkpoint_needs_no_torch_xla(tmp_path: Path) -> None:
     """Field fault 20: loads with torch and safetensors alone; metric names are those of every backend."""
-    spec = with_run_options(tiny_spec(), backend="xla", store=str(tmp_path))
+    spec = with_run(tiny_spec(), backend="xla", store=str(tmp_path))
     run = load_run(spec.run.store, execute(spec).run)
     on_cpu = load_run(str(tmp_path / "cpu"), execute(with_run(spec, backend="cpu", store=str(tmp_path / "cpu"))).run)
     assert list(run.metrics().columns) == list(on_cpu.metrics().columns)
@@ -184,7 +182,7 @@ def test_a_checkpoint_needs_no_torch_xla(tmp_path: Path) -> None:
 def test_going_on_elsewhere_must_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from icl.run import main
 
-    spec = with_run_options(tiny_spec(), backend="xla", store=str(tmp_path / "store"))
+    spec = with_run(tiny_spec(), backend="xla", store=str(tmp_path / "store"))
     assert execute(spec, should_stop=lambda: True).status == "interrupted"
     (tmp_path / "spec.json").write_bytes(encode_spec(spec))
     command = [str(tmp_path / "spec.json"), "--backend", "cpu"]
@@ -207,7 +205,7 @@ def test_evaluation_is_one_fetch_and_no_read(backend: Backend) -> None:
 
 def test_device_sampling_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
     """Field fault 15, on the device's own generator: whole and interrupted runs draw the same batches."""
-    spec = with_training(with_run_options(tiny_spec(), backend="xla"), sampling="device")
+    spec = with_training(with_run(tiny_spec(), backend="xla"), sampling="device")
     whole = load_run(str(tmp_path / "a"), execute(with_run(spec, store=str(tmp_path / "a"))).run)
     broken = with_run(spec, store=str(tmp_path / "b"))
     countdown = iter([False, False, True])
@@ -239,7 +237,7 @@ def test_a_step_that_cannot_be_a_program_is_refused(backend: Backend) -> None:
 )
 def test_without_its_device_it_says_so_and_exits_with_3(device: str | None, words: str, tmp_path: Path) -> None:
     """Field fault 1: never a silent fall back to the processor."""
-    (tmp_path / "spec.json").write_bytes(encode_spec(with_run_options(tiny_spec(), backend="xla")))
+    (tmp_path / "spec.json").write_bytes(encode_spec(with_run(tiny_spec(), backend="xla")))
     environment = {key: value for key, value in os.environ.items() if key != "PJRT_DEVICE"}
     environment |= {} if device is None else {"PJRT_DEVICE": device}
     command = [sys.executable, "-m", "icl.run", str(tmp_path / "spec.json"), "--store", str(tmp_path / "store")]
@@ -273,7 +271,7 @@ def test_compiled_programs_are_kept_apart_by_what_they_depend_on(monkeypatch: py
 
 def test_a_trace_is_written(tmp_path: Path) -> None:
     for name in ("xla", "cpu"):
-        spec = with_run_options(tiny_spec(), backend=name, store=str(tmp_path / name))
+        spec = with_run(tiny_spec(), backend=name, store=str(tmp_path / name))
         execute(spec, trace=str(tmp_path / f"{name}-trace"))
         files = [path for path in (tmp_path / f"{name}-trace").rglob("*") if path.is_file()]
         assert files
