@@ -23,6 +23,8 @@ check: $(TEST_VENV)/ready  ## format, lint and types
 bench: $(TEST_VENV)/ready  ## the benchmarks that take minutes, into benchmarks/results/
 	$(TEST_VENV)/bin/python -m benchmarks.train_step --save
 	$(TEST_VENV)/bin/python -m benchmarks.baselines --save
+	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.xla_host_time --save
+	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.placement --save
 
 docs: $(VENV)/ready  ## regenerate docs/spec.schema.json from the code
 	$(VENV)/bin/python -m icl.run --schema > docs/spec.schema.json

@@ -248,6 +248,39 @@ def test_without_its_device_it_says_so_and_exits_with_3(device: str | None, word
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("found", ["0.0.17", None])
+def test_another_libtpu_is_refused(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a chip, but not the libtpu that torch_xla was built for; the rest of the environment is this machine's."""
+    from torch_xla._internal import tpu
+
+    from icl.backends import xla
+
+    monkeypatch.setattr(tpu, "num_available_chips", lambda: 4)
+    monkeypatch.setattr(xla, "_version_of", lambda package: found or "none")
+    with pytest.raises(BackendUnavailableError, match=r"got libtpu==.*; expected libtpu==0\.0\.21"):
+        xla._require_tpu()
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("The TPU is already in use by process with pid 77. Not attempting to load libtpu.so", "End that process"),
+        ("Failed to get global TPU topology.", "See docs/tpu.md"),
+    ],
+)
+def test_a_device_that_does_not_open_is_explained(reason: str, words: str) -> None:
+    from icl.backends.xla import _open_device
+
+    class Closed:
+        def device(self) -> torch.device:
+            raise RuntimeError(f"Bad StatusOr access: {reason}")
+
+    with pytest.raises(BackendUnavailableError, match="expected") as caught:
+        _open_device(Closed(), "TPU")
+    assert words in str(caught.value)
+    assert reason in str(caught.value)
+
+
 def test_without_its_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_xla", None)
     with pytest.raises(BackendUnavailableError, match=r"Install `icl\[tpu\]` on a TPU VM"):
