@@ -26,6 +26,7 @@ _COUNTED = (  # our name, that of torch_xla's metric, and None to count it or th
     ("transfers_from_device_seconds", "TransferFromDeviceTime", 1e-9),
     ("transfers_from_device_bytes", "InboundData", 1.0),
 )
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that change what programs compute
 _PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 
 
@@ -35,7 +36,7 @@ class XLABackend:
     name = "xla"
 
     def __init__(self, matmul_precision: str = "highest") -> None:
-        self._torch_xla, self._kind = _import_for_device()
+        torch_xla, self._kind = _import_for_device()
         if self._kind == "CPU" and matmul_precision != "highest":
             raise BackendUnavailableError(
                 f"backend xla: got matmul_precision {matmul_precision!r} on the CPU; expected 'highest', the only "
@@ -46,7 +47,7 @@ class XLABackend:
         self._matmul_precision = matmul_precision
         if self._kind == "TPU":
             _initialize_cache(matmul_precision)
-        self._device = _open_device(self._torch_xla, self._kind)
+        self._device = _open_device(torch_xla, self._kind)
         self._lengths: dict[int, torch.Tensor] = {}
 
     def describe(self) -> dict[str, str]:
@@ -58,6 +59,7 @@ class XLABackend:
             "torch_xla": version("torch_xla"),
             "device": self._kind,
             "matmul_precision": self._matmul_precision,
+            "flags": " ".join(filter(None, map(os.environ.get, _FLAGS))),
         }
         if self._kind == "CPU":  # its kernels are compiled for this processor and divide their work among its cores
             described["instructions"] = torch.backends.cpu.get_cpu_capability()
@@ -146,8 +148,7 @@ class XLABackend:
     def synchronize(self) -> None:
         import torch_xla.core.xla_model as xm
 
-        self._torch_xla.sync()
-        xm.wait_device_ops()
+        xm.wait_device_ops()  # nothing is pending between compiled functions, only queued
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -221,7 +222,7 @@ def _require_tpu() -> None:
 def cache_folder(matmul_precision: str) -> Path:
     """Where compiled programs are kept: another folder for everything that a program may depend on."""
     packages = ("torch", "torch_xla", "libtpu")
-    flags = [f"{name}={os.environ.get(name, '')}" for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "PJRT_DEVICE")]
+    flags = [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
     key = "\n".join([*(f"{package}=={_version_of(package)}" for package in packages), *flags, matmul_precision])
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "icl" / "xla" / hashlib.sha256(key.encode()).hexdigest()[:16]
