@@ -24,6 +24,7 @@ from icl.core.tasks import sample_batch, sample_batches, sample_task_pool
 from icl.io.codec import load_spec, with_run
 
 ROOT = Path(__file__).parent.parent
+_WARM_UP = 3  # steps of the unfused loops
 Run = Callable[[int], None]  # trains that many steps
 
 
@@ -111,10 +112,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps measured for each loop, a multiple of 100")
     add_save_option(parser)
     options = parser.parse_args()
-    spec, backend = load_spec(options.spec), get_backend("xla")
+    spec = load_spec(options.spec)
+    if spec.training.total_steps < options.steps + _WARM_UP:
+        parser.error(f"the spec has {spec.training.total_steps} steps; OneCycleLR needs {options.steps + _WARM_UP}")
+    backend = get_backend("xla")
     loops = [
-        ("user's, a barrier a step", users_loop(spec, backend), 3),
-        ("pure step, a barrier a step", pure_step(spec, backend), 3),
+        ("user's, a barrier a step", users_loop(spec, backend), _WARM_UP),
+        ("pure step, a barrier a step", pure_step(spec, backend), _WARM_UP),
         *((f"{n} fused", fused(spec, backend, n), 2 * n) for n in (1, 10, 100)),
     ]
     rows = [measure(name, run, backend, warm_up, options.steps) for name, run, warm_up in loops]
