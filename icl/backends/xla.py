@@ -59,7 +59,7 @@ class XLABackend:
             "torch_xla": version("torch_xla"),
             "device": self._kind,
             "matmul_precision": self._matmul_precision,
-            "flags": " ".join(filter(None, map(os.environ.get, _FLAGS))),
+            "flags": " ".join(filter(None, map(os.environ.get, _FLAGS))).strip(),
         }
         if self._kind == "CPU":  # its kernels are compiled for this processor and divide their work among its cores
             described["instructions"] = torch.backends.cpu.get_cpu_capability()
