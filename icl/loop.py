@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Literal
@@ -27,9 +28,12 @@ from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_pool, training_seed
+from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError
+from icl.io.owner import owned
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
+from icl.io.writer import Writer
 from icl.profiling import Profile, Profiler
 
 Progress = Callable[[int, Mapping[str, float]], None]
@@ -70,26 +74,47 @@ def execute(
         progress: told the step and the new metrics whenever there are some.
         trace: a local directory for a recording of the second to the fifth chunk and the effects between them.
 
-    Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
+    Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains this run),
+        CheckpointError, NonFiniteLossError.
     """
     total = spec.training.total_steps
     backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
     run = open_run(open_store(spec.run.store), spec)
     if run.status() == "complete":
         return Outcome(spec.run.store, run.name, total, "already_complete")
+    with owned(run.store, run.name, every=spec.run.heartbeat_seconds, should_stop=should_stop) as ownership:
+        if ownership.lost:
+            return Outcome(spec.run.store, run.name, max(run.state_steps(), default=0), "interrupted")
+        if run.status() == "complete":  # since, by the process that owned it before
+            return Outcome(spec.run.store, run.name, total, "already_complete")
+        return _train(
+            spec, backend, run, allow_backend_change, lambda: should_stop() or ownership.lost, progress, trace
+        )
+
+
+def _train(
+    spec: Spec,
+    backend: Backend,
+    run: RunDir,
+    allow_backend_change: bool,
+    should_stop: Callable[[], bool],
+    progress: Progress,
+    trace: str | None,
+) -> Outcome:
+    total = spec.training.total_steps
     state, start = _resume(run, spec, backend, allow_backend_change)
-    attempt = run.record_attempt(_describe_attempt(backend, start))
+    attempt = run.record_attempt(_describe_attempt(spec, backend, start))
     profiler = Profiler(backend.counters)
     pool = sample_task_pool(spec)
-    with profiler.phase("evaluate"):
-        session = _Session(spec, backend, run, pool, progress, profiler, saved=start)
-    state = backend.to_device(state)
-    session.visit(start, state, save_state=False)
-    advance = build_train(spec, backend)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
-    batches = _batches(spec, backend, pool, start, chunks)
-    step, stopping = start, False
-    with ExitStack() as tracing:
+    with Writer(persist=spec.run.on_save_failure == "continue") as writer, ExitStack() as tracing:
+        with profiler.phase("evaluate"):
+            session = _Session(spec, backend, run, pool, progress, profiler, writer, saved=start)
+        state = backend.to_device(state)
+        session.visit(start, state, save_state=False)
+        advance = build_train(spec, backend)
+        batches = _batches(spec, backend, pool, start, chunks)
+        step, stopping = start, False
         for index, length in enumerate(chunks):
             if trace is not None and index == min(_TRACED[0], len(chunks) - 1):
                 tracing.enter_context(backend.trace(trace))
@@ -103,10 +128,13 @@ def execute(
                 tracing.close()
             if stopping:
                 break
-    if not stopping:
-        run.mark_complete({"step": total})
-    status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
-    run.record_end(attempt, {"to_step": step, "status": status, "profile": profiler.profile})
+        with profiler.phase("save"):
+            writer.drain()
+        status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
+        if not stopping:
+            writer.submit(lambda: run.mark_complete({"step": total}))
+        end = {"to_step": step, "status": status, "profile": profiler.profile}
+        writer.submit(lambda: run.record_end(attempt, end))
     return Outcome(spec.run.store, run.name, step, status, profiler.profile)
 
 
@@ -121,13 +149,14 @@ class _Session:
         pool: Tensor | None,
         progress: Progress,
         profiler: Profiler,
+        writer: Writer,
         saved: int,
     ) -> None:
         plan = build_plan(spec)
         self._checkpoint, self._evaluate = frozenset(plan.checkpoint), frozenset(plan.evaluate)
         self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
         self._spec, self._backend, self._run, self._progress, self._saved = spec, backend, run, progress, saved
-        self._phase = profiler.phase
+        self._phase, self._submit = profiler.phase, writer.submit
         self._measure = build_eval(spec, backend, pool)
         self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
@@ -155,13 +184,15 @@ class _Session:
             with self._phase("save"):
                 params = self._backend.to_cpu({"params": state["params"]})["params"]
                 _require_finite(params, step)
-                self._run.save_checkpoint(step, unflatten_params(self._spec, params), self._metadata)
+                named = unflatten_params(self._spec, params)
+                self._submit(partial(self._run.save_checkpoint, step, named, self._metadata), params.nbytes)
         if save_state and step > self._saved:
             with self._phase("save"):
                 kept = self._backend.to_cpu(state)
                 _require_finite(kept["params"], step)
-                self._run.save_segment(self._saved, step, torch.cat(self._losses), self._rows, self._metadata)
-                self._run.save_state(step, kept, self._metadata)
+                segment = (self._saved, step, torch.cat(self._losses), self._rows, self._metadata)
+                self._submit(partial(self._run.save_segment, *segment), segment[2].nbytes)
+                self._submit(partial(self._run.save_state, step, kept, self._metadata), 3 * kept["params"].nbytes)
             self._saved, self._losses, self._rows = step, [], {}
         if row:
             self._progress(step, row)
@@ -239,7 +270,7 @@ def _require_finite(params: Tensor, step: int) -> None:
         )
 
 
-def _describe_attempt(backend: Backend, start: int) -> dict[str, object]:
+def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, object]:
     packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
     return {
         "from_step": start,
@@ -251,6 +282,7 @@ def _describe_attempt(backend: Backend, start: int) -> dict[str, object]:
         "command": sys.argv,
         "versions": {package: version(package) for package in packages},
         "backend": backend.describe(),
+        "run": spec_to_data(spec)["run"],
     }
 
 

@@ -2,10 +2,8 @@
 
 import argparse
 import logging
-import signal
 import sys
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Mapping
 
 import orjson
 
@@ -13,8 +11,9 @@ from icl.core.plan import build_plan
 from icl.core.spec import Spec, SpecError
 from icl.io.codec import encode_spec, load_spec, spec_json_schema, with_run
 from icl.io.names import run_name
+from icl.stopping import EXIT_INTERRUPTED, StopRequest
 
-EXIT_SPEC, EXIT_BACKEND, EXIT_STORE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 2, 3, 4, 5, 75
+EXIT_SPEC, EXIT_BACKEND, EXIT_STORE, EXIT_NON_FINITE, EXIT_OWNED = 2, 3, 4, 5, 6
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.check:
         return _check(spec)
-    return _train(spec, options.allow_backend_change, options.profile)
+    with StopRequest(spec.run.grace_seconds) as should_stop:
+        return _train(spec, options.allow_backend_change, options.profile, should_stop)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m icl.run",
         description="Train one run and keep its checkpoints and metrics; run again to go on.",
         epilog="Exit codes: 0 complete, 2 bad spec or usage, 3 backend unavailable, 4 store or checkpoint fault, "
-        "5 non-finite loss, 75 interrupted with the state saved (run again to go on).",
+        "5 non-finite loss, 6 another process trains this run, 75 interrupted (run again to go on).",
     )
     parser.add_argument("spec", metavar="SPEC", nargs="?", help="a JSON file that describes the experiment")
     parser.add_argument("--backend", metavar="NAME", help="override run.backend")
@@ -78,15 +78,14 @@ def _check(spec: Spec) -> int:
     return 0
 
 
-def _train(spec: Spec, allow_backend_change: bool, profile: str | None) -> int:
-    should_stop = _stop_on_signal()
+def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_stop: StopRequest) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     # Imported here so that --name and --check need no torch.
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from icl.core.backend import BackendUnavailableError
-    from icl.io.errors import CheckpointError, StoreError
+    from icl.io.errors import CheckpointError, RunOwnedError, StoreError
     from icl.loop import NonFiniteLossError, execute
     from icl.profiling import format_profile
 
@@ -107,33 +106,25 @@ def _train(spec: Spec, allow_backend_change: bool, profile: str | None) -> int:
             )
     except BackendUnavailableError as error:
         return _fail(error, EXIT_BACKEND)
+    except RunOwnedError as error:
+        _print_line(run_name(spec), spec.run.store, None, "running_elsewhere")
+        return _fail(error, EXIT_OWNED)
     except (StoreError, CheckpointError) as error:
         return _fail(error, EXIT_STORE)
     except NonFiniteLossError as error:
         return _fail(error, EXIT_NON_FINITE)
     if profile is not None:
         print(format_profile(outcome.profile) if outcome.profile else "nothing was trained", file=sys.stderr)
-    line = {"run": outcome.run, "store": outcome.store, "step": outcome.step, "status": outcome.status}
-    print(orjson.dumps(line).decode(), flush=True)
+    _print_line(outcome.run, outcome.store, outcome.step, outcome.status)
     if outcome.status == "interrupted":
         print(f"interrupted at step {outcome.step} of {total}, state saved: run again to go on", file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0
 
 
-def _stop_on_signal() -> Callable[[], bool]:
-    """After SIGTERM or SIGINT the answer is True, and a second signal ends the process at once."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
-        print(f"{signal.Signals(number).name}: saving at the end of this chunk", file=sys.stderr, flush=True)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return lambda: bool(received)
+def _print_line(run: str, store: str, step: int | None, status: str) -> None:
+    line = {"run": run, "store": store, "step": step, "status": status}
+    print(orjson.dumps(line).decode(), flush=True)
 
 
 def _fail(error: Exception, code: int) -> int:

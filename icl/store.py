@@ -11,6 +11,7 @@ from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
 from icl.io.rundir import RunDir, list_runs, read_run
 from icl.io.store import Store, open_store
+from icl.io.verify import verify_run
 
 EXIT_USAGE, EXIT_FAULT = 2, 4
 
@@ -81,7 +82,7 @@ def _verify(store: Store, name: str | None) -> int:
     faults = 0
     for each in [name] if name else there:
         run = RunDir(store, each)  # not read_run: a damaged spec is a fault to report, not the end
-        found = list(run.verify())
+        found = list(verify_run(run))
         faults += len(found)
         print(f"{each}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")
         for fault in found:

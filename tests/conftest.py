@@ -1,14 +1,18 @@
 """One thread a process, Hypothesis profiles (fast, ci, thorough by HYPOTHESIS_PROFILE), and fresh stores."""
 
+import math
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.emulator import BUCKET, Emulator, Proxy, emulator, proxy
 
 # Models this small gain nothing from a second thread, and threads that wait for each other on a busy machine lose much.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,14 +26,36 @@ settings.register_profile("thorough", max_examples=500, **common)  # type: ignor
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "fast"))
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """The GCS emulator that this session's gs:// URLs lead to."""
+    with emulator(tmp_path_factory.mktemp("emulator")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+
+
+@pytest.fixture
+def gcs_proxy(gcs: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the emulator, to which this test's gs:// URLs lead; gcsfs does not pause between its tries."""
+    import gcsfs.retry
+
+    with proxy(gcs) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setattr(gcsfs.retry, "random", SimpleNamespace(random=lambda: -math.inf))
+        yield server
+
+
+@pytest.fixture(params=["local", "memory", "gcs"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A fresh store of each kind."""
     if request.param == "local":
         yield str(tmp_path / "store")
-        return
-    url = f"memory://{uuid.uuid4().hex}"
-    yield url
-    files, root = fsspec.url_to_fs(url)
-    if files.exists(root):
-        files.rm(root, recursive=True)
+    elif request.param == "gcs":
+        request.getfixturevalue("gcs")
+        yield f"gs://{BUCKET}/{uuid.uuid4().hex}"
+    else:
+        url = f"memory://{uuid.uuid4().hex}"
+        yield url
+        files, root = fsspec.url_to_fs(url)
+        if files.exists(root):
+            files.rm(root, recursive=True)

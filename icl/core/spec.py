@@ -233,6 +233,11 @@ class RunSpec:
     log_every: int = attrs.field(default=100, validator=_COUNT)
     save_state_every: int = attrs.field(default=1000, validator=_COUNT)
     max_chunk: int = attrs.field(default=64, validator=_integer(1, 4096))
+    on_save_failure: Literal["stop", "continue"] = attrs.field(default="stop", validator=_choice("stop", "continue"))
+    heartbeat_seconds: float | None = attrs.field(
+        default=10.0, converter=_float, validator=_optional(_number(0, 60, above=True))
+    )
+    grace_seconds: float = attrs.field(default=8.0, converter=_float, validator=_number(0, above=True))
     wandb: None = attrs.field(default=None, validator=_ONLY_NULL)
 
 

@@ -2,11 +2,19 @@
 
 
 class StoreError(RuntimeError):
-    """A store that cannot be read or written: wrong place, no permission, no space."""
+    """A store that cannot be read or written: wrong place, no permission, no credentials."""
+
+
+class TransientStoreError(StoreError):
+    """A storage call that failed for a reason that passes: no answer, too many requests, a full disk."""
 
 
 class MissingObjectError(StoreError):
     """Nothing is at that path: never published, or removed since somebody looked."""
+
+
+class RunOwnedError(StoreError):
+    """Another process is training the run; nothing is wrong."""
 
 
 class CheckpointError(RuntimeError):

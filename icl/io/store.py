@@ -1,30 +1,37 @@
 """A store: named byte objects that are published whole or not at all, and never overwritten."""
 
 import errno
-import hashlib
+import inspect
 import os
-import re
 import secrets
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from icl.io.errors import MissingObjectError, StoreConflictError, StoreError
+from icl.io import gcs, local
+from icl.io.errors import StoreError
 
-_TEMPORARY = ".tmp-"
-_LEFTOVER = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>[1-9]\d{0,8})-[0-9a-f]{16}")
-_ABANDONED_AFTER = 86_400.0  # seconds; no writer takes a day over one object
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_memory_lock = threading.Lock()
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@attrs.frozen
+class _Kind:
+    """How one kind of filesystem publishes, what its failures are and mean, and how many requests it takes at once."""
+
+    create: Callable[[Any, str, bytes], bool]
+    replace: Callable[[Any, str, bytes], None]
+    failures: tuple[type[Exception], ...] = (OSError, ValueError)
+    explain: Callable[[Exception], tuple[type[StoreError], str, str]] = local.explain
+    concurrency: int = 1
 
 
 @attrs.frozen
@@ -34,26 +41,27 @@ class Store:
     url: str
     _files: Any  # an fsspec filesystem
     _root: str
-    _create: Callable[[Any, str, bytes], bool]
+    _kind: _Kind
 
     def create(self, path: str, data: bytes) -> bool:
         """Publish `data` at `path` unless something is there; returns whether it was published.
 
-        Law: whoever looks at `path`, whenever this process dies, sees nothing or all of one writer's bytes.
+        Law: whoever looks at `path`, whenever this process dies, sees nothing or all of one writer's bytes. When an
+        answer is lost on the way and the request repeated, False may be said of the caller's own bytes.
         """
         with self._errors(path):
-            return self._create(self._files, self._at(path), data)
+            return self._kind.create(self._files, self._at(path), data)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Publish `data` at `path` over what is there: for heartbeats, the only objects that change."""
+        with self._errors(path):
+            self._kind.replace(self._files, self._at(path), data)
 
     def read(self, path: str) -> bytes:
         """The bytes at `path`. Raises MissingObjectError when there are none."""
         with self._errors(path):
             data: bytes = self._files.cat_file(self._at(path))
             return data
-
-    def exists(self, path: str) -> bool:
-        """Whether something is published at `path`."""
-        with self._errors(path):
-            return bool(self._files.exists(self._at(path)))
 
     def list(self, folder: str = "") -> list[str]:
         """The names directly under `folder`, sorted, never from a cache; unfinished objects are not there."""
@@ -63,39 +71,26 @@ class Store:
                 entries = self._files.ls(at, detail=False, refresh=True)
             except FileNotFoundError:
                 return []
-        names = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
-        return sorted(name for name in names if not name.startswith(_TEMPORARY))
+        names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != at}
+        return sorted(name for name in names if not name.startswith(local.TEMPORARY))
 
     def delete(self, path: str) -> None:
         """Remove an object; it may already be gone."""
         with self._errors(path), suppress(FileNotFoundError):
             self._files.rm_file(self._at(path))
 
-    def move(self, path: str, to: str) -> None:
-        """Publish the object at `path` at `to` as well, then remove it from `path`; nothing is lost on the way.
-
-        Raises: StoreConflictError when `to` holds other bytes; both stay.
-        """
-        data = self.read(path)
-        if not self.create(to, data) and (present := self.read(to)) != data:
-            raise StoreConflictError(
-                f"{self.url}/{to}: got SHA-256 {hashlib.sha256(data).hexdigest()} from {path}; expected "
-                f"{hashlib.sha256(present).hexdigest()}, published before. Both stay. Choose another name."
-            )
-        self.delete(path)
+    def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """`function` of each item, in order, as many at once as the store answers at once."""
+        if self._kind.concurrency == 1:
+            yield from map(function, items)
+            return
+        with ThreadPoolExecutor(self._kind.concurrency, thread_name_prefix="icl-store") as executor:
+            yield from executor.map(function, items)
 
     def discard_leftovers(self, folder: str) -> None:
-        """Remove what writers left unfinished in a local `folder` when they are dead on this host or a day late."""
-        if not isinstance(self._files, LocalFileSystem):
-            return
-        for leftover in Path(self._at(folder)).glob(f"{_TEMPORARY}*"):
-            writer = _LEFTOVER.fullmatch(leftover.name)
-            if writer is None:
-                continue
-            dead = writer["host"] == socket.gethostname() and not _alive(int(writer["pid"]))
-            with suppress(OSError):
-                if dead or time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER:
-                    leftover.unlink()
+        """Remove what dead writers left unfinished in a local `folder`; elsewhere nothing unfinished ever shows."""
+        if isinstance(self._files, LocalFileSystem):
+            local.discard_leftovers(self._at(folder))
 
     def _at(self, path: str) -> str:
         if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in path.split("/")):
@@ -108,39 +103,29 @@ class Store:
     def _errors(self, path: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            code = error.errno or (errno.ENOENT if isinstance(error, FileNotFoundError) else 0)
-            remedy = {
-                errno.ENOENT: "Check the store and the run's name.",
-                errno.EACCES: "Check the permissions.",
-                errno.EPERM: "Check the permissions.",
-                errno.EROFS: "Choose a store that can be written.",
-                errno.ENOSPC: "Free some space and run again: what was saved is intact.",
-                errno.EDQUOT: "Free some space and run again: what was saved is intact.",
-                errno.ENOTDIR: "A file is where a folder should be; choose another store.",
-                errno.ENOTSUP: "Objects cannot be created exclusively there; choose a folder on another filesystem.",
-            }.get(code, "What was saved before is intact; mend the cause and run again.")
-            reason = error.strerror or (os.strerror(code) if code else str(error) or type(error).__name__)
-            kind = MissingObjectError if code == errno.ENOENT else StoreError
-            raise kind(f"{self.url}/{path}: got {reason.lower()}; expected a usable store. {remedy}") from error
+        except self._kind.failures as error:
+            kind, reason, remedy = self._kind.explain(error)
+            raise kind(f"{self.url}/{path}: got {reason}; expected a usable store. {remedy}") from error
 
 
 def open_store(url: str, *, create: bool = True) -> Store:
-    """The store at a local path or an fsspec URL.
+    """The store at a local path or an fsspec URL where objects can be created exclusively.
 
     Args:
-        create: make a local root that is not there; otherwise that is an error.
+        create: make a local root that is not there; otherwise that is an error. A bucket must always be there.
 
-    Raises: StoreError when the URL is not understood, the root is missing, or creation is not exclusive there.
+    Raises: StoreError when the URL is not understood, cannot be reached, or creation is not exclusive there.
     """
     try:
         if "\0" in url:
             raise ValueError("no path can hold a NUL")
+        if url.startswith(("gs://", "gcs://")):
+            return _open_gcs(url)
         files, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError, OSError) as error:
         raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
     if isinstance(files, LocalFileSystem):
-        store = Store(url, files, root, _create_local)
+        store = Store(url, files, root, _Kind(local.create, local.replace))
         with store._errors("."):
             if create:
                 os.makedirs(root, exist_ok=True)
@@ -148,69 +133,47 @@ def open_store(url: str, *, create: bool = True) -> Store:
                 raise NotADirectoryError(errno.ENOENT, "no such folder")
         return store
     if isinstance(files, MemoryFileSystem):
-        return Store(url, files, root.rstrip("/"), _create_in_memory)
-    raise StoreError(
-        f"store: got {url!r}; expected a local path or memory://, where icl can create objects exclusively. "
-        "Choose one of those."
-    )
+        return Store(url, files, root.rstrip("/"), _Kind(local.create_in_memory, _replace_elsewhere))
+    store = Store(url, files, root.rstrip("/"), _Kind(_create_elsewhere, _replace_elsewhere))
+    _require_exclusive_creation(store)
+    return store
 
 
-def _create_local(files: LocalFileSystem, path: str, data: bytes) -> bool:
-    """Write aside, flush to disk, then link: a hard link appears whole and fails if the name is taken."""
-    folder = os.path.dirname(path)
-    _make_folders(folder)
-    aside = f"{folder}/{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-    published = True
+def _open_gcs(url: str) -> Store:
+    root = url.split("://", 1)[1].rstrip("/")
+    if not root or "" in root.split("/"):
+        raise ValueError("no bucket, or a folder without a name")
+    kind = _Kind(gcs.create, gcs.replace, gcs.failures(), gcs.explain, gcs.CONCURRENCY)
+    with Store(url, None, root, kind)._errors("."):
+        files = gcs.filesystem()
+        gcs.check_bucket(files, root)
+    return Store(url, files, root, kind)
+
+
+def _create_elsewhere(files: AbstractFileSystem, path: str, data: bytes) -> bool:
     try:
-        with open(aside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            published = False
-        except OSError as error:
-            if error.errno in _NO_HARD_LINKS:
-                raise OSError(errno.ENOTSUP, "a filesystem without hard links") from error
-            raise
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
-    _flush_folder(folder)  # also when another writer was first: it may have died before its own flush
-    return published
-
-
-def _make_folders(folder: str) -> None:
-    if not os.path.isdir(folder):
-        parent = os.path.dirname(folder)
-        _make_folders(parent)
-        with suppress(FileExistsError):
-            os.mkdir(folder)
-        _flush_folder(parent)
-
-
-def _flush_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _create_in_memory(files: MemoryFileSystem, path: str, data: bytes) -> bool:
-    with _memory_lock:
-        if files.exists(path):
-            return False
-        files.pipe_file(path, data)
-        return True
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        files.pipe_file(path, data, mode="create")
+    except FileExistsError:
         return False
-    except PermissionError:
-        return True
     return True
+
+
+def _replace_elsewhere(files: AbstractFileSystem, path: str, data: bytes) -> None:
+    files.pipe_file(path, data)
+
+
+def _require_exclusive_creation(store: Store) -> None:
+    """Raise StoreError unless this filesystem has an exclusive create of its own and keeps to it in a trial."""
+    kind = type(store._files)
+    own = kind._pipe_file if isinstance(store._files, AsyncFileSystem) else kind.pipe_file
+    # fsspec's general form looks first and writes later, which lets two writers through.
+    exclusive = own is not AbstractFileSystem.pipe_file and "mode" in inspect.signature(own).parameters
+    if exclusive:
+        probe = f"icl-probe-{secrets.token_hex(8)}"
+        exclusive = store.create(probe, b"1") and not store.create(probe, b"2") and store.read(probe) == b"1"
+        store.delete(probe)
+    if not exclusive:
+        raise StoreError(
+            f"store: got {store.url!r}, where {kind.__name__} cannot create an object only if it is absent; expected a "
+            "local path, gs://, memory:// or a filesystem that can. Choose one of those."
+        )

@@ -77,8 +77,7 @@ def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metada
                 raise CheckpointError(f"{path}: got the file of another {' and '.join(foreign)}; expected this one's.")
         except CheckpointError as error:
             logger.warning("%s Put aside and written again.", error)
-            with suppress(MissingObjectError):  # put aside by another process since
-                set_aside(store, path)
+            set_aside(store, path, present)
             continue
         ours = unpack(data, path)[1]
         if theirs["tensors_sha256"] != ours["tensors_sha256"]:
@@ -90,11 +89,14 @@ def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metada
         return
 
 
-def set_aside(store: Store, path: str) -> None:
-    """Keep an object under `<run>/superseded/` instead of where it is."""
+def set_aside(store: Store, path: str, data: bytes) -> None:
+    """Keep `data`, read at `path`, under `<run>/superseded/`, and remove it from `path` if it is still there."""
     run, _, inside = path.partition("/")
-    digest = hashlib.sha256(store.read(path)).hexdigest()[:12]
-    store.move(path, f"{run}/superseded/{digest}-{inside.replace('/', '-')}")
+    digest = hashlib.sha256(data).hexdigest()
+    store.create(f"{run}/superseded/{digest[:12]}-{inside.replace('/', '-')}", data)
+    with suppress(MissingObjectError):  # put aside by another process since, which may have written a good one
+        if store.read(path) == data:
+            store.delete(path)
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor], prefix: bytes = b"") -> str:

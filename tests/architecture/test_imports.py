@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "profiling": set(),
     "loop": {"backends", "core", "io", "profiling"},
     "results": {"core", "io", "loop"},
-    "run": {"core", "io", "loop", "profiling"},
+    "stopping": set(),
+    "run": {"core", "io", "loop", "profiling", "stopping"},
     "store": {"core", "io"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}

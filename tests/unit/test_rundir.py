@@ -15,6 +15,7 @@ from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
 from icl.io.rundir import RunDir, list_runs, open_run, read_run
 from icl.io.store import open_store
+from icl.io.verify import verify_run
 
 SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
 METADATA = {"backend": "one"}
@@ -197,7 +198,7 @@ def test_going_on_elsewhere_puts_aside_what_lies_beyond_and_destroys_nothing(run
 
 def test_a_whole_run_verifies(run: RunDir) -> None:
     finish(run)
-    assert list(run.verify()) == []
+    assert list(verify_run(run)) == []
     assert run.status() == "complete"
     (summary,) = list_runs(run.store)
     assert (summary.name, summary.status, summary.step) == (run.name, "complete", 4)
@@ -209,21 +210,21 @@ def test_verify_names_a_damaged_file(run: RunDir, folder: str) -> None:
     inside = f"{run.name}/{folder}"
     path = inside if folder.endswith(".json") else f"{inside}/{run.store.list(inside)[0]}"
     damage(run, path)
-    assert any(path in fault for fault in run.verify())
+    assert any(path in fault for fault in verify_run(run))
 
 
 def test_verify_finds_strays_gaps_and_what_a_complete_run_lacks(run: RunDir) -> None:
     finish(run)
     run.store.create(f"{run.name}/notes.txt", b"")
     run.store.create(f"{run.name}/checkpoints/notes.txt", b"")
-    assert sorted(fault.split(": ")[0] for fault in run.verify()) == sorted(
+    assert sorted(fault.split(": ")[0] for fault in verify_run(run)) == sorted(
         [f"{run.name}/notes.txt", f"{run.name}/checkpoints/notes.txt"]
     )
     run.store.delete(f"{run.name}/notes.txt")
     run.store.delete(f"{run.name}/checkpoints/notes.txt")
     run.store.delete(path_of(run, "checkpoints", 0))
     run.store.delete(f"{run.name}/metrics/{run.store.list(f'{run.name}/metrics')[0]}")
-    missing, gap = run.verify()
+    missing, gap = verify_run(run)
     assert path_of(run, "checkpoints", 0) in missing
     assert "no segment from step 0" in gap
 

@@ -1,0 +1,69 @@
+"""Is a run intact: every digest recomputed, and gaps, strays and contradictions looked for."""
+
+from collections.abc import Iterator
+
+from icl.core.spec import Spec
+from icl.io.documents import decode_document
+from icl.io.errors import CheckpointError, MissingObjectError
+from icl.io.rundir import KINDS, RunDir, stored_spec
+
+_KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
+
+
+def verify_run(run: RunDir) -> Iterator[str]:
+    """Every fault of what is saved, naming the file."""
+    spec: Spec | None = None
+    try:
+        spec = stored_spec(run.store, run.name)
+    except (CheckpointError, MissingObjectError) as error:
+        yield str(error)
+    inside = run.store.list(run.name)
+    for stray in sorted(set(inside) - _KNOWN):
+        yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(_KNOWN))}."
+    paths = [f"{run.name}/{folder}/{file}" for folder in KINDS for file in run.store.list(f"{run.name}/{folder}")]
+    damage = [fault for fault in run.store.map(lambda path: _fault_of(run, path), paths) if fault]
+    yield from damage
+    documents = [f"{run.name}/attempts/{name}" for name in run.store.list(f"{run.name}/attempts")]
+    complete = f"{run.name}/complete.json"
+    for path in [*documents, *([complete] if "complete.json" in inside else [])]:
+        try:
+            info = decode_document(run.store.read(path), path)
+        except CheckpointError as error:
+            yield str(error)
+            continue
+        if path == complete and spec is not None and info.get("step") != spec.training.total_steps:
+            yield f"{path}: got another step; expected total_steps={spec.training.total_steps}."
+    if not damage:
+        yield from _gaps(run, spec if "complete.json" in inside else None)
+
+
+def _fault_of(run: RunDir, path: str) -> str | None:
+    """What is wrong with one file of tensors."""
+    folder = path.split("/")[1]
+    try:
+        run.load(folder, path)
+    except CheckpointError as error:
+        return str(error)
+    except MissingObjectError as error:
+        # A run that goes on meanwhile removes old states.
+        return None if folder == "state" else str(error)
+    return None
+
+
+def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
+    """What is not there or contradicts itself, `complete` being the spec of a complete run."""
+    try:
+        run.metrics()
+    except CheckpointError as error:
+        yield str(error)
+    if complete is not None:
+        total = complete.training.total_steps
+        for folder, step in (("checkpoints", 0), ("checkpoints", total), ("state", total)):
+            if step not in run.steps_in(folder):
+                yield f"{run.step_path(folder, step)}: got nothing; expected it in a complete run."
+    covered = 0
+    for _, start, stop in run.segments():
+        if start <= covered:
+            covered = max(covered, stop)
+    if covered < max(run.state_steps(), default=0):
+        yield f"{run.name}/metrics: got no segment from step {covered}; expected metrics up to the newest state."
