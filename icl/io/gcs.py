@@ -21,16 +21,20 @@ _ROLE = "Give the account the role Storage Object User (roles/storage.objectUser
 _LATER = "What was saved before is intact; run again later."
 
 
+def require_gcsfs() -> None:
+    """Raise ImportError, saying what to install, where gcsfs is missing."""
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ImportError("gcsfs is not installed: pip install 'icl[gcs]'")
+
+
 def filesystem() -> Any:
     """A gcsfs filesystem without caches and without anonymous fall-back.
 
     The credentials are Google's application default ones, or what fsspec's own configuration names for `gs`
     (for a public bucket, FSSPEC_GS_TOKEN=anon); with STORAGE_EMULATOR_HOST set there are none.
 
-    Raises: ImportError when gcsfs is not installed; one of `failures()` when there are no credentials.
+    Raises: one of `failures()` when there are no credentials.
     """
-    if importlib.util.find_spec("gcsfs") is None:
-        raise ImportError("gcsfs is not installed: pip install 'icl[gcs]'")
     # Otherwise gcsfs asks over gRPC, for minutes where that is closed, what kind of bucket it has.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import aiohttp
@@ -41,9 +45,8 @@ def filesystem() -> Any:
     return GCSFileSystem(
         **{"token": "anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default", **configured},
         use_listings_cache=False,
-        session_kwargs={
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
-        },
+        # Without it gcsfs waits for ever for an answer that does not come.
+        requests_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS),
     )
 
 

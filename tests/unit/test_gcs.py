@@ -1,0 +1,142 @@
+"""Google Cloud Storage: what is set up, what is asked, and what a user is told when it fails. Against the emulator."""
+
+import subprocess
+import sys
+
+import pytest
+
+from icl.io import gcs as gcs_module
+from icl.io.errors import MissingObjectError, StoreError, TransientStoreError
+from icl.io.store import open_store
+from tests.emulator import BUCKET, Emulator, Proxy, Request
+
+URL = f"gs://{BUCKET}/faults"
+
+
+def test_without_credentials_it_is_said_and_nothing_is_tried_anonymously(
+    monkeypatch: pytest.MonkeyPatch, gcs_proxy: Proxy
+) -> None:
+    import google.auth
+    import google.auth.exceptions
+
+    def refuse(**_: object) -> None:
+        raise google.auth.exceptions.DefaultCredentialsError("none")  # type: ignore[no-untyped-call]
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setattr(google.auth, "default", refuse)
+    with pytest.raises(StoreError, match=r"got no Google credentials; .*gcloud auth application-default login"):
+        open_store(URL)
+
+
+def test_a_bucket_that_is_not_there_is_named(gcs: Emulator) -> None:
+    with pytest.raises(MissingObjectError, match=r"gs://absent/x/\.: got no such bucket or object; .*Check the bucket"):
+        open_store("gs://absent/x")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        ("401", StoreError, r"credentials that are not accepted .*gcloud auth"),
+        ("403", StoreError, r"permission denied \(403\); .*roles/storage.objectUser"),
+        ("400", StoreError, r"the answer 400 \(by order"),
+        ("429", TransientStoreError, r"the answer 429 from every try \(by order.*run again later"),
+        ("503", TransientStoreError, r"the answer 503 from every try"),
+        ("before", TransientStoreError, r"no proper answer from any try \(ServerDisconnectedError"),
+        ("stall", TransientStoreError, r"no proper answer from any try \(.*[Tt]imeout"),
+    ],
+)
+def test_a_failure_that_lasts_is_one_clear_error(
+    gcs_proxy: Proxy, monkeypatch: pytest.MonkeyPatch, fault: str, kind: type[StoreError], message: str
+) -> None:
+    """Field fault 68, for good."""
+    monkeypatch.setattr(gcs_module, "_SILENCE_SECONDS", 0.2)
+    store = open_store(URL)
+    gcs_proxy.fault = lambda request: fault
+    with pytest.raises(StoreError, match=rf"{URL}/run/a: got {message}") as raised:
+        store.create("run/a", b"1")
+    assert type(raised.value) is kind
+    with pytest.raises(StoreError, match="expected a usable store"):
+        open_store(URL)
+
+
+@pytest.mark.parametrize("fault", ["429", "503", "408", "before", "after", "half", "stall"])
+def test_a_failure_that_passes_is_not_noticed(gcs_proxy: Proxy, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Field fault 68: twice a failure, then an answer; a lost answer to a creation is found to be ours."""
+    monkeypatch.setattr(gcs_module, "_SILENCE_SECONDS", 0.2)
+    store = open_store(f"{URL}-{fault}")
+    left: list[str] = []
+    gcs_proxy.fault = lambda request: left.pop() if left else None
+    left[:] = [fault] * 2
+    created = store.create("run/a", b"1" * 1000)
+    assert created == (fault not in ("after",))
+    left[:] = [fault] * 2
+    assert store.read("run/a") == b"1" * 1000
+    left[:] = [fault] * 2
+    assert store.list("run") == ["a"]
+    left[:] = [fault] * 2
+    store.delete("run/a")
+    assert store.list("run") == []
+
+
+def test_a_listing_goes_beyond_one_page(gcs_proxy: Proxy) -> None:
+    """Field fault 75: a thousand names in one answer, as Google's own; order by number."""
+    store = open_store(f"{URL}/pages")
+    names = [f"{number:012d}" for number in range(2100)]
+    list(store.map(lambda name: store.create(f"run/{name}", b""), names))
+    gcs_proxy.requests.clear()
+    assert store.list("run") == names
+    assert [request.call for request in gcs_proxy.requests] == ["list"] * 3
+
+
+def test_a_creation_is_one_request_and_a_reading_another(gcs_proxy: Proxy) -> None:
+    store = open_store(f"{URL}/calls")
+    gcs_proxy.requests.clear()
+    store.create("run/a", bytes(60 * 2**20))  # beyond what gcsfs sends in pieces, which would not be exclusive
+    store.read("run/a")
+    assert [request.call for request in gcs_proxy.requests] == ["create", "read"]
+
+
+def test_a_torn_upload_publishes_nothing(gcs_proxy: Proxy) -> None:
+    """Field fault 73: the connection breaks in the middle of the bytes, every time."""
+    store = open_store(f"{URL}/torn")
+    gcs_proxy.fault = lambda request: "half" if request.call == "create" else None
+    with pytest.raises(TransientStoreError):
+        store.create("run/a", b"x" * 300_000)
+    gcs_proxy.fault = lambda request: None
+    assert store.list("run") == []
+
+
+def test_folder_markers_are_not_objects(gcs: Emulator) -> None:
+    """What the web console leaves behind when somebody makes a folder there."""
+    import gcsfs
+
+    store = open_store(f"{URL}/marked")
+    store.create("run/a", b"1")
+    files = gcsfs.core.GCSFileSystem(token="anon", use_listings_cache=False)
+    files.pipe_file(f"{BUCKET}/faults/marked/run/", b"")
+    assert store.list("run") == ["a"]
+    assert store.list() == ["run"]
+
+
+def test_gcsfs_is_imported_only_for_a_bucket_and_its_absence_is_said() -> None:
+    script = """
+import sys
+from icl.io.store import open_store
+from icl.io.errors import StoreError
+open_store("memory://x")
+assert not {"gcsfs", "aiohttp", "google.auth"} & sys.modules.keys()
+import importlib.util
+importlib.util.find_spec = lambda name: None
+try:
+    open_store("gs://bucket/x")
+except StoreError as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.startswith("store: got 'gs://bucket/x' (gcsfs is not installed: pip install 'icl[gcs]')")
+
+
+def test_requests_are_told_apart() -> None:
+    assert Request("POST", "/upload/storage/v1/b/b/o?ifGenerationMatch=0").call == "create"
+    assert Request("POST", "/upload/storage/v1/b/b/o?uploadType=multipart").call == "replace"
+    assert Request("GET", "/download/storage/v1/b/b/o/x?alt=media").call == "read"
