@@ -26,6 +26,9 @@ _DEFAULT_INTERVAL, _LONGEST_INTERVAL = 10.0, 60.0  # seconds; the first of an ow
 _GOODBYE_SECONDS = 5.0  # for a beat that is on its way when the run ends
 
 
+_tokens: set[str] = set()  # of what this process owns now
+
+
 @attrs.define
 class Ownership:
     """Whether the run is still this process's."""
@@ -50,22 +53,27 @@ def owned(
         yield ownership
         return
     folder = f"{name}/owner"
-    beat = {"every": every, "token": secrets.token_hex(8), **_this_process()}
-    epoch = _claim(store, folder, beat, should_stop)
-    if epoch is None:
-        yield Ownership(lost=True)
-        return
-    stop = threading.Event()
-    arguments = (store, folder, epoch, beat, stop, ownership)
-    thread = threading.Thread(target=_keep_beating, args=arguments, name="icl-heartbeat", daemon=True)
-    thread.start()
+    token = secrets.token_hex(8)
+    beat = {"every": every, "token": token, **_this_process()}
+    _tokens.add(token)  # before it is published
     try:
-        yield ownership
+        epoch = _claim(store, folder, beat, should_stop)
+        if epoch is None:
+            yield Ownership(lost=True)
+            return
+        stop = threading.Event()
+        arguments = (store, folder, epoch, beat, stop, ownership)
+        thread = threading.Thread(target=_keep_beating, args=arguments, name="icl-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield ownership
+        finally:
+            stop.set()
+            thread.join(_GOODBYE_SECONDS)
+            with suppress(StoreError):
+                store.delete(_path(folder, epoch))
     finally:
-        stop.set()
-        thread.join(_GOODBYE_SECONDS)
-        with suppress(StoreError):
-            store.delete(_path(folder, epoch))
+        _tokens.discard(token)
 
 
 def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: Callable[[], bool]) -> int | None:
@@ -171,10 +179,12 @@ def _this_process() -> dict[str, object]:
 
 
 def _has_ended(owner: Mapping[str, object]) -> bool:
-    """Whether the owner ran on this very machine, where its process is no more."""
+    """Whether the owner ran on this very machine, where its process is no more, or has let go of the run."""
     pid = owner.get("pid")
     if not owner.get("machine") or owner["machine"] != _machine() or not isinstance(pid, int):
         return False
+    if pid == os.getpid():
+        return owner.get("token") not in _tokens
     return _process_start(pid) != owner.get("pid_started")
 
 
