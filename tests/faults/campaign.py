@@ -1,6 +1,7 @@
 """The kill campaign: training killed at any moment, also within writes, ends with the bits of an unbroken run.
 
-`python -m tests.faults.campaign --kills 30 [--backend xla]` takes some ten seconds a kill.
+`python -m tests.faults.campaign --kills 30 [--backend xla] [--store gcs --server-kills 20]` takes some ten seconds a
+kill. On gcs the emulator is the store, and is itself killed and started again on the same folder while a run trains.
 It ends with one line and exit code 0 or 1.
 """
 
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from icl.io.names import run_name
 from icl.io.rundir import list_runs, read_run
 from icl.io.store import open_store
 from icl.store import main as store_command
+from tests.emulator import BUCKET, Emulator, emulator
 
 SPEC: dict[str, Any] = {
     "task": {"task_dim": 3, "num_examples": 4, "num_tasks": 5},
@@ -58,6 +60,7 @@ class Result:
     """What a campaign did: kills by moment, starts after a kill, runs, and what was found wrong."""
 
     kills: Counter[str]
+    server_kills: int
     restarts: int
     runs: int
     equal: int
@@ -67,7 +70,7 @@ class Result:
         """The closing line."""
         moments = ", ".join(f"{count} {moment}" for moment, count in sorted(self.kills.items()))
         return (
-            f"{self.kills.total()} kills ({moments}), {self.restarts} restarts, "
+            f"{self.kills.total()} kills ({moments}), {self.server_kills} of the server, {self.restarts} restarts, "
             f"{self.equal} of {self.runs} runs equal to the unbroken one bit for bit, {len(self.faults)} faults"
         )
 
@@ -165,7 +168,13 @@ def differences(one: Saved, other: Saved, *, common: bool = False) -> list[str]:
 
 
 def campaign(
-    folder: Path, kills: int, seed: int = 0, backend: str = "cpu", say: Callable[[str], None] = lambda line: None
+    folder: Path,
+    kills: int,
+    seed: int = 0,
+    backend: str = "cpu",
+    server: Emulator | None = None,
+    server_kills: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Kill trainings `kills` times, several times each, and compare each with an unbroken run.
 
@@ -173,56 +182,105 @@ def campaign(
         folder: an empty one, for the stores and logs.
         seed: of the choice of moments; when a process gets there is up to the machine.
         backend: what they train on.
+        server: an emulator to keep the stores in, which STORAGE_EMULATOR_HOST names; without one they are local.
+        server_kills: how often that is killed while a run trains, and started again.
         say: told a line for every run.
     """
     chance = random.Random(seed)
     spec = write_spec(folder / "spec.json", {**SPEC, "run": {**SPEC["run"], "backend": backend}})
-    faults: list[str] = []
+    whole = _Place(folder, "whole", server)
     begun = time.monotonic()
-    whole = start(spec, folder / "whole", folder / "whole.log")
-    attempts = folder / "whole" / run_name(spec_from_data(SPEC)) / "attempts"
-    wait_until(lambda: bool(_published(attempts)), whole)
+    process = start(spec, whole.url, whole.log)
+    attempts = whole.files / run_name(spec_from_data(SPEC)) / "attempts"
+    wait_until(lambda: bool(_published(attempts)), process)
     startup = time.monotonic() - begun
-    if finish(whole)[0] != 0:
-        raise RuntimeError((folder / "whole.log").read_text())
+    if finish(process)[0] != 0:
+        raise RuntimeError(whole.log.read_text())
     training = time.monotonic() - begun - startup
-    reference = read_saved(folder / "whole")
+    reference = read_saved(whole.url)
     say(f"unbroken: {startup:.1f} s to start, {training:.1f} s to train and save")
-    made: Counter[str] = Counter()
-    restarts = runs = equal = 0
-    while made.total() < kills:
-        runs += 1
-        killer = _Killer(spec, folder / f"killed-{runs}", chance, startup, training)
-        planned = min(kills - made.total(), chance.randint(3, 7))
+    result = Result(Counter(), 0, 0, 0, 0, [])
+    while result.kills.total() < kills or result.server_kills < server_kills:
+        place = _Place(folder, f"killed-{result.runs + 1}", server)
+        killer = _Killer(spec, place, chance, startup, training)
+        planned = min(kills - result.kills.total(), chance.randint(3, 7))
         while killer.kills.total() < planned and killer.kill_once():
             pass
+        if server is not None and result.server_kills < server_kills:
+            killer.kill_server(server, min(server_kills - result.server_kills, chance.randint(3, 7)))
         killer.complete()
-        found = killer.faults or differences(reference, read_saved(killer.store))
-        say(f"run {runs}: {killer.kills.total()} kills, {'equal' if not found else '; '.join(found)}")
-        made += killer.kills
-        restarts += killer.starts - 1
-        equal += not found
-        faults += found
-        if not killer.kills:
-            faults.append(f"run {runs} ended before any kill")
+        found = killer.faults or differences(reference, read_saved(place.url))
+        if not killer.kills and not killer.server_kills:
+            found.append(f"{place.name} ended before any kill")
+        say(
+            f"{place.name}: {killer.kills.total()} kills, {killer.server_kills} of the server, "
+            f"{'equal' if not found else '; '.join(found)}"
+        )
+        result = Result(
+            result.kills + killer.kills,
+            result.server_kills + killer.server_kills,
+            result.restarts + killer.starts - 1,
+            result.runs + 1,
+            result.equal + (not found),
+            result.faults + found,
+        )
+        if found:
             break
-    return Result(made, restarts, runs, equal, faults)
+    return result
+
+
+@attrs.frozen
+class _Place:
+    """A store of its own, where its objects are seen as files, and a log."""
+
+    folder: Path
+    name: str
+    server: Emulator | None
+
+    @property
+    def url(self) -> str:
+        return f"gs://{BUCKET}/{self.name}" if self.server else str(self.folder / self.name)
+
+    @property
+    def files(self) -> Path:
+        return (self.server.folder / BUCKET if self.server else self.folder) / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
 
 
 class _Killer:
     """One run that is killed several times and then left to complete."""
 
-    def __init__(self, spec: Path, store: Path, chance: random.Random, startup: float, training: float) -> None:
-        self.store, self.kills, self.starts, self.exit_code = store, Counter[str](), 0, -1
+    def __init__(self, spec: Path, place: _Place, chance: random.Random, startup: float, training: float) -> None:
+        self.kills, self.server_kills, self.starts, self.exit_code = Counter[str](), 0, 0, -1
         self.faults: list[str] = []
-        self._spec, self._chance, self._startup, self._training = spec, chance, startup, training
-        self._run = store / run_name(spec_from_data(json.loads(spec.read_text())))
+        self._spec, self._place, self._chance = spec, place, chance
+        self._startup, self._training = startup, training
+        self._run = place.files / run_name(spec_from_data(json.loads(spec.read_text())))
+
+    def kill_server(self, server: Emulator, kills: int) -> None:
+        """Start the run, and kill the store's server and start it again up to `kills` times while it trains."""
+        if self.exit_code != -1:
+            return
+        attempts = _published(self._run / "attempts")
+        process = self._start()
+        alive = wait_until(lambda: _published(self._run / "attempts") != attempts, process)
+        for _ in range(kills):
+            if not alive or not self._wait(process, self._training / kills):
+                break
+            server.kill()
+            server.start()
+            self.server_kills += 1
+        self.exit_code = finish(process)[0]
 
     def kill_once(self) -> bool:
         """Start the run and kill it at a moment of chance; False if it ended before."""
-        moment = self._chance.choices(
-            ("at startup", "while training", "at a temporary file", "at a new object", "at completion"), (1, 3, 5, 4, 1)
-        )[0]
+        moments = {"at startup": 1, "while training": 3, "at a new object": 4, "at completion": 1}
+        if self._place.server is None:
+            moments["at a temporary file"] = 5
+        moment = self._chance.choices(list(moments), list(moments.values()))[0]
         attempts = _published(self._run / "attempts")
         process = self._start()
         if not self._reach(moment, process, attempts):
@@ -243,19 +301,19 @@ class _Killer:
         if self.exit_code == -1:
             self.exit_code = finish(self._start())[0]
         if self.exit_code != 0:
-            log = self._log().read_text().replace("\r", "\n").splitlines()
-            self.faults.append(f"{self.store.name}: exit code {self.exit_code}: {log[-1:]}")
-        verified = verify(self.store)
+            log = self._place.log.read_text().replace("\r", "\n").splitlines()
+            self.faults.append(f"{self._place.name}: exit code {self.exit_code}: {log[-1:]}")
+        verified = verify(self._place.url)
         if verified.returncode != 0:
             self.faults.append(verified.stdout + verified.stderr)
-        self.faults += [f"left behind: {path}" for path in self.store.rglob(".tmp-*")]
+        self.faults += [f"left behind: {path}" for path in self._temporaries()]
 
     def _start(self) -> subprocess.Popen[str]:
         self.starts += 1
-        return start(self._spec, self.store, self._log())
+        return start(self._spec, self._place.url, self._place.log)
 
-    def _log(self) -> Path:
-        return self.store.with_suffix(".log")
+    def _temporaries(self) -> list[Path]:
+        return [] if self._place.server else list(self._place.files.rglob(".tmp-*"))
 
     def _reach(self, moment: str, process: subprocess.Popen[str], attempts: set[str]) -> bool:
         if moment == "at startup":
@@ -280,14 +338,14 @@ class _Killer:
 
     def _look_for_faults(self, moment: str, own: int | None) -> None:
         """A kill leaves a store in which nothing is wrong, and only the killed process's own unfinished files."""
-        if not self.store.exists():
+        if not self._place.files.exists():
             return
         with redirect_stdout(io.StringIO()) as told:
-            code = store_command(["verify", str(self.store)])
+            code = store_command(["verify", self._place.url])
         if code != 0:
             self.faults.append(f"killed {moment}: {told.getvalue()}")
         if own is not None:  # it got as far as removing what those before it had left
-            others = [path for path in self.store.rglob(".tmp-*") if f"-{own}-" not in path.name]
+            others = [path for path in self._temporaries() if f"-{own}-" not in path.name]
             self.faults += [f"killed {moment}: {path} of a dead process" for path in others]
 
 
@@ -310,16 +368,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--store", choices=("local", "gcs"), default="local")
+    parser.add_argument("--server-kills", type=int, default=0, help="with --store gcs")
     parser.add_argument("--folder", type=Path, help="keep the stores and logs there; without it they are removed")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as temporary:
+    if options.server_kills and options.store != "gcs":
+        parser.error("--server-kills needs --store gcs")
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        server = running.enter_context(emulator(folder)) if options.store == "gcs" else None
+        if server is not None:
+            os.environ["STORAGE_EMULATOR_HOST"] = server.url
         result = campaign(
             folder,
             options.kills,
             options.seed,
             options.backend,
+            server,
+            options.server_kills,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     for fault in result.faults:

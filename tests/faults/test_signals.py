@@ -1,0 +1,112 @@
+"""SIGTERM and SIGINT at any moment (field fault 44): out within the grace period, nothing torn, right afterwards."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icl.io.codec import spec_from_data
+from icl.io.names import run_name
+from tests.emulator import BUCKET, Proxy, Request
+from tests.faults.campaign import SPEC, finish, start, verify, wait_until, write_spec
+
+GRACE, MARGIN = 2.0, 5.0  # seconds; the margin is for starting to react on a machine with other work
+BIG = {"task_dim": 8, "num_examples": 16}
+
+
+def out(
+    process: Any, moment: Any, number: signal.Signals = signal.SIGTERM, grace: float = GRACE, margin: float = MARGIN
+) -> tuple[int, str]:
+    """Send a signal when `moment()` has come; the exit code and stdout of a process that left in time."""
+    assert wait_until(moment, process)
+    process.send_signal(number)
+    begun = time.monotonic()
+    ended = finish(process)
+    assert time.monotonic() - begun < grace + margin
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "changes"),
+    [
+        # The training program takes longer to compile than the grace period.
+        (
+            "compilation",
+            signal.SIGTERM,
+            {"model": {"num_layers": 8, "num_heads": 2, "embed_dim": 64}, "run": {"backend": "xla"}},
+        ),
+        # dMMSE over 2^17 tasks for as many sequences takes half a minute, before the first step.
+        ("evaluation", signal.SIGINT, {"task": {**BIG, "num_tasks": 2**17}, "evaluation": {"batch_size": 1024}}),
+        # One chunk of batches of 2^18 sequences takes longer to draw, and to train on.
+        (
+            "sampling",
+            signal.SIGTERM,
+            {"task": BIG, "training": {"total_steps": 64, "batch_size": 2**18}, "run": {"max_chunk": 4}},
+        ),
+    ],
+    ids=["compilation", "evaluation", "sampling"],
+)
+def test_what_takes_longer_than_the_grace_period_is_left(
+    tmp_path: Path, moment: str, number: signal.Signals, changes: dict[str, Any]
+) -> None:
+    data = {**SPEC, **changes, "run": {**SPEC["run"], **changes.get("run", {}), "grace_seconds": GRACE}}
+    run = tmp_path / "store" / run_name(spec_from_data(data))
+    begun = run / ("attempts" if moment == "evaluation" else "checkpoints")
+    process = start(write_spec(tmp_path / "spec.json", data), tmp_path / "store", tmp_path / "log")
+    code, stdout = out(process, lambda: begun.is_dir() and any(begun.glob("[!.]*")), number)
+    told = (tmp_path / "log").read_text()
+    assert (code, stdout) == (75, ""), told
+    assert f"no chunk ended and was saved within {GRACE:g} s: leaving" in told
+    assert "Traceback" not in told
+    assert verify(tmp_path / "store").returncode == 0
+
+
+def test_an_upload_that_hangs_is_left(tmp_path: Path, gcs_proxy: Proxy) -> None:
+    hanging: list[Request] = []
+
+    def hang(request: Request) -> str | None:
+        if request.call == "create" and "/upload/" in request.path and len(gcs_proxy.requests) > 12:
+            hanging.append(request)
+            return "stall"
+        return None
+
+    gcs_proxy.fault = hang
+    data = {**SPEC, "run": {**SPEC["run"], "grace_seconds": GRACE}}
+    url = f"gs://{BUCKET}/{tmp_path.name}"
+    process = start(write_spec(tmp_path / "spec.json", data), url, tmp_path / "log")
+    code, stdout = out(process, lambda: bool(hanging))
+    assert (code, stdout) == (75, ""), (tmp_path / "log").read_text()
+    gcs_proxy.fault = lambda request: None
+    assert verify(url).returncode == 0
+    code, stdout = finish(start(tmp_path / "spec.json", url, tmp_path / "log"))
+    assert (code, json.loads(stdout)["status"]) == (0, "complete")
+    assert verify(url).returncode == 0
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    data = {**SPEC, "training": {"total_steps": 64, "batch_size": 2**16}, "run": {**SPEC["run"], "grace_seconds": 600}}
+    run = tmp_path / "store" / run_name(spec_from_data(data))
+    process = start(write_spec(tmp_path / "spec.json", data), tmp_path / "store", tmp_path / "log")
+    assert wait_until(lambda: (run / "checkpoints").is_dir(), process)
+    process.send_signal(signal.SIGINT)
+    assert wait_until(lambda: "saving at the end of this chunk" in (tmp_path / "log").read_text(), process)
+    code, stdout = out(process, lambda: True, signal.SIGTERM, grace=0.0)
+    assert (code, stdout) == (128 + signal.SIGTERM, "")
+    assert "SIGTERM again: leaving" in (tmp_path / "log").read_text()
+    assert verify(tmp_path / "store").returncode == 0
+
+
+def test_the_quickstart_is_out_within_ten_seconds_with_its_state_saved(tmp_path: Path) -> None:
+    quickstart = Path(__file__).parents[2] / "specs" / "quickstart.json"
+    name = run_name(spec_from_data(json.loads(quickstart.read_text())))
+    process = start(quickstart, tmp_path / "store", tmp_path / "log")
+    later = tmp_path / "store" / name / "checkpoints" / "step-000000000009.safetensors"
+    code, stdout = out(process, later.exists, grace=10.0, margin=0.0)
+    assert code == 75
+    ended = json.loads(stdout)
+    assert ended["status"] == "interrupted"
+    assert (tmp_path / "store" / name / "state" / f"step-{ended['step']:012d}.safetensors").exists()
+    assert verify(tmp_path / "store").returncode == 0

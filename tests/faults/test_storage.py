@@ -1,0 +1,94 @@
+"""Storage that fails: a sample of the storage campaign, a disk that is really full, a folder that cannot be written."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import SPEC, differences, finish, read_saved, start, verify, write_spec
+from tests.faults.storage import gcs_behind_proxy, print_table, try_gcs, try_local
+
+EVERY = 24  # of the calls of one training; `python -m tests.faults.storage` tries them all
+
+
+def test_any_call_to_the_system_may_fail(tmp_path: Path) -> None:
+    assert print_table(try_local(tmp_path, EVERY, first=random.randint(1, EVERY))) == 0
+
+
+def test_any_request_may_fail(tmp_path: Path) -> None:
+    """Field faults 68 and 73."""
+    with gcs_behind_proxy(tmp_path) as server:
+        assert print_table(try_gcs(server, tmp_path, EVERY, first=random.randint(1, EVERY))) == 0
+
+
+needs_mounts = pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs `unshare -rm`, which this system refuses: only in a mount namespace can a test fill a disk",
+)
+
+
+def within_mounts(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount namespace of its own, where it may mount over `folder`/store."""
+    (folder / "store").mkdir()
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    command = ["unshare", "-rm", "sh", "-ec", script]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
+
+
+@needs_mounts
+def test_a_full_disk_stops_the_run_and_more_space_lets_it_go_on(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path / "spec.json", SPEC)
+    assert finish(start(spec, tmp_path / "whole", tmp_path / "log"))[0] == 0
+    script = """
+    mount -t tmpfs -o size=400k none store
+    set +e
+    $PYTHON -m icl.run spec.json --store store 2> first.log; echo "first: $?"
+    $PYTHON -m icl.store verify store; echo "verify: $?"
+    mount -o remount,size=100m store
+    $PYTHON -m icl.run spec.json --store store 2> second.log; echo "second: $?"
+    cp -r store kept
+    """
+    told = within_mounts(script, tmp_path).stdout
+    assert "first: 4" in told
+    assert "verify: 0" in told
+    assert "second: 0" in told
+    assert "no space left on device; expected a usable store. Free some space" in (tmp_path / "first.log").read_text()
+    assert "resuming" in (tmp_path / "second.log").read_text()
+    assert differences(read_saved(tmp_path / "whole"), read_saved(tmp_path / "kept")) == []
+
+
+@needs_mounts
+def test_a_full_disk_may_be_waited_for(tmp_path: Path) -> None:
+    """`run.on_save_failure` "continue": the disk grows while the run trains on, and everything is saved in the end."""
+    spec = write_spec(tmp_path / "spec.json", {**SPEC, "run": {**SPEC["run"], "on_save_failure": "continue"}})
+    assert finish(start(spec, tmp_path / "whole", tmp_path / "log"))[0] == 0
+    script = """
+    mount -t tmpfs -o size=400k none store
+    $PYTHON -m icl.run spec.json --store store 2> log2 &
+    until grep -q "Trying again" log2; do sleep 0.1; done
+    mount -o remount,size=100m store
+    set +e
+    wait $!; echo "run: $?"
+    cp -r store kept
+    """
+    assert "run: 0" in within_mounts(script, tmp_path).stdout
+    assert differences(read_saved(tmp_path / "whole"), read_saved(tmp_path / "kept")) == []
+    assert verify(tmp_path / "kept").returncode == 0
+
+
+@needs_mounts
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    write_spec(tmp_path / "spec.json", SPEC)
+    script = """
+    mount -t tmpfs -o ro none store
+    set +e
+    $PYTHON -m icl.run spec.json --store store 2> log; echo "run: $?"
+    """
+    assert "run: 4" in within_mounts(script, tmp_path).stdout
+    told = (tmp_path / "log").read_text()
+    assert "read-only file system; expected a usable store. Choose a store that can be written" in told
+    assert "Traceback" not in told
