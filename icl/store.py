@@ -1,4 +1,4 @@
-"""`python -m icl.store ls|show|verify URL [RUN]`: what a store holds, and whether it is intact."""
+"""`python -m icl.store ls|show|verify|export|import URL ...`: what a store holds, whether it is intact, and copies."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ import orjson
 from icl.core.spec import SpecError
 from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
+from icl.io.exchange import copy_run, export_checkpoints, import_checkpoints, is_run_folder
 from icl.io.rundir import RunDir, list_runs, read_run
 from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
@@ -20,12 +21,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        store = open_store(options.url, create=False)
+        store = open_store(options.url, create=options.command == "import")
         if options.command == "ls":
             return _list(store, options.json)
         if options.command == "show":
             return _show(store, options.run)
-        return _verify(store, options.run)
+        if options.command == "verify":
+            return _verify(store, options.run)
+        if options.command == "export":
+            return _export(store, options.run, options.destination, options.format, options.step)
+        return _import(store, options.source)
     except SpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -45,10 +50,22 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("--json", action="store_true", help="one JSON line a run")
     show = commands.add_parser("show", help="print one run's spec, saved steps and attempts as JSON")
     verify = commands.add_parser("verify", help="recompute every digest and look for gaps, strays and contradictions")
-    for command in (ls, show, verify):
+    export = commands.add_parser("export", help="copy one run, or its checkpoints in an earlier public format")
+    bring = commands.add_parser("import", help="publish a folder that export wrote, or others in the same layout")
+    for command in (ls, show, verify, export, bring):
         command.add_argument("url", metavar="URL", help="a local path or any fsspec URL")
     show.add_argument("run", metavar="RUN")
     verify.add_argument("run", metavar="RUN", nargs="?", help="one run; without it, all of them")
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("destination", metavar="DEST", help="where to make the folder RUN: a path or an fsspec URL")
+    export.add_argument(
+        "--format",
+        choices=("icl", "timaeus", "raventos"),
+        default="icl",
+        help="icl: the whole run, verified; timaeus: torch.save state dicts; raventos: .npz arrays",
+    )
+    export.add_argument("--step", type=int, action="append", default=[], help="only this checkpoint; may be repeated")
+    bring.add_argument("source", metavar="SOURCE", help="the folder: a path or an fsspec URL")
     return parser
 
 
@@ -72,6 +89,32 @@ def _show(store: Store, name: str) -> int:
         "spec": spec_to_data(spec),
     }
     sys.stdout.buffer.write(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
+    return 0
+
+
+def _export(store: Store, name: str, destination: str, form: str, steps: list[int]) -> int:
+    run, spec = read_run(store, name)
+    if form not in ("icl", spec.model.architecture):
+        raise SpecError(f"--format: got {form}; expected icl or {spec.model.architecture}, the run's architecture.")
+    if form == "icl" and steps:
+        raise SpecError("--step: got a step; expected none with --format icl, which copies the whole run.")
+    target = open_store(destination)
+    if form == "icl":
+        print(f"{name}: {copy_run(run, target)} objects in {destination}/{name}")
+    else:
+        print(f"{name}: {export_checkpoints(run, spec, target, steps)} checkpoints in {destination}/{name}")
+    return 0
+
+
+def _import(store: Store, url: str) -> int:
+    source = open_store(url, create=False)
+    if is_run_folder(source):
+        parent, _, name = url.rstrip("/").rpartition("/")
+        run, _ = read_run(open_store(parent or ".", create=False), name)
+        print(f"{name}: {copy_run(run, store)} objects in {store.url}")
+    else:
+        run, count = import_checkpoints(source, store)
+        print(f"{run.name}: {count} checkpoints in {store.url}")
     return 0
 
 

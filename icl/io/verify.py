@@ -1,11 +1,12 @@
 """Is a run intact: every digest recomputed, and gaps, strays and contradictions looked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.io.documents import decode_document
 from icl.io.errors import CheckpointError, MissingObjectError
-from icl.io.rundir import KINDS, RunDir, stored_spec
+from icl.io.rundir import KINDS, RunDir, read_run, stored_spec
 
 _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
 
@@ -24,16 +25,18 @@ def verify_run(run: RunDir) -> Iterator[str]:
     damage = [fault for fault in run.store.map(lambda path: _fault_of(run, path), paths) if fault]
     yield from damage
     documents = [f"{run.name}/attempts/{name}" for name in run.store.list(f"{run.name}/attempts")]
+    damaged = bool(damage)
     complete = f"{run.name}/complete.json"
     for path in [*documents, *([complete] if "complete.json" in inside else [])]:
         try:
             info = decode_document(run.store.read(path), path)
         except CheckpointError as error:
+            damaged = True
             yield str(error)
             continue
         if path == complete and spec is not None and info.get("step") != spec.training.total_steps:
             yield f"{path}: got another step; expected total_steps={spec.training.total_steps}."
-    if not damage:
+    if not damaged:
         yield from _gaps(run, spec if "complete.json" in inside else None)
 
 
@@ -50,6 +53,14 @@ def _fault_of(run: RunDir, path: str) -> str | None:
     return None
 
 
+def _promised_checkpoints(run: RunDir, spec: Spec) -> Iterable[int]:
+    """The steps that every attempt was to save; only the ends when the attempts had different cadences."""
+    cadences = [attempt["run"]["checkpoint_at"] for attempt in run.attempts() if "run" in attempt]
+    if not cadences or any(cadence != cadences[0] for cadence in cadences):
+        return 0, spec.training.total_steps
+    return build_plan(read_run(run.store, run.name)[1]).checkpoint
+
+
 def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
     """What is not there or contradicts itself, `complete` being the spec of a complete run."""
     try:
@@ -58,8 +69,10 @@ def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
         yield str(error)
     if complete is not None:
         total = complete.training.total_steps
-        for folder, step in (("checkpoints", 0), ("checkpoints", total), ("state", total)):
-            if step not in run.steps_in(folder):
+        expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, complete))]
+        saved = {folder: set(run.steps_in(folder)) for folder in ("checkpoints", "state")}
+        for folder, step in expected:
+            if step not in saved[folder]:
                 yield f"{run.step_path(folder, step)}: got nothing; expected it in a complete run."
     covered = 0
     for _, start, stop in run.segments():

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
+from icl.io.formats import FORMATS, decode_params
 
 DATA = Path(__file__).parent.parent / "data"
 NAMES = ("timaeus-L2H4", "timaeus-L1H2-no-layernorm", "raventos-L2H2")
@@ -19,10 +20,11 @@ NAMES = ("timaeus-L2H4", "timaeus-L1H2-no-layernorm", "raventos-L2H2")
 
 @attrs.frozen
 class Reference:
-    """One golden file: the spec that describes it, parameters in our names, and everything else as stored."""
+    """One golden file: the spec that describes it, parameters in our names and in theirs, and everything as stored."""
 
     spec: Spec
     params: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
     tensors: dict[str, torch.Tensor]
 
 
@@ -31,9 +33,10 @@ def load_reference(name: str) -> Reference:
         config = json.loads(file.metadata()["config"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     state = {key.removeprefix("state/"): value for key, value in tensors.items() if key.startswith("state/")}
-    if name.startswith("timaeus"):
-        return Reference(_timaeus_spec(config), _timaeus_params(config, state), tensors)
-    return Reference(_raventos_spec(config), _raventos_params(config, state), tensors)
+    spec = _timaeus_spec(config) if name.startswith("timaeus") else _raventos_spec(config)
+    kind = FORMATS[spec.model.architecture]
+    params = decode_params(kind, spec, kind.write(state), name)
+    return Reference(spec, params, state, tensors)
 
 
 def _timaeus_spec(config: dict[str, Any]) -> Spec:
@@ -83,53 +86,3 @@ def _raventos_spec(config: dict[str, Any]) -> Spec:
             schedule=ScheduleSpec(name="triangle", learning_rate=1e-3, warmup_fraction=0.5),
         ),
     )
-
-
-def _timaeus_params(config: dict[str, Any], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    state = {key.removeprefix("token_sequence_transformer."): value for key, value in state.items()}
-    heads, embed = config["num_heads"], config["embed_size"]
-    params = {
-        "token_embedding.weight": state["token_embedding.weight"],
-        "position_embedding.weight": state["postn_embedding.weight"].T.contiguous(),
-    }
-    for layer in range(config["num_layers"]):
-        block = f"blocks.{layer}"
-        qkv = state[f"{block}.attention.attention.weight"].view(heads, 3, embed // heads, embed)
-        params[f"{block}.attention.qkv.weight"] = qkv.transpose(0, 1).reshape(3 * embed, embed)
-        if config["include_output"]:
-            params[f"{block}.attention.output.weight"] = state[f"{block}.attention.output.weight"]
-        for ours, theirs in (("mlp.hidden", "compute.0"), ("mlp.output", "compute.2")):
-            params |= {f"{block}.{ours}.{leaf}": state[f"{block}.{theirs}.{leaf}"] for leaf in ("weight", "bias")}
-        if config["layer_norm"]:
-            for ours, index in (("attention_layer_norm", 0), ("mlp_layer_norm", 1)):
-                for leaf in ("weight", "bias"):
-                    params[f"{block}.{ours}.{leaf}"] = state[f"{block}.layer_norms.{index}.{leaf}"]
-    head = "unembedding.1" if config["layer_norm"] else "unembedding"
-    for leaf in ("weight", "bias"):
-        params[f"unembedding.{leaf}"] = state[f"{head}.{leaf}"]
-        if config["layer_norm"]:
-            params[f"final_layer_norm.{leaf}"] = state[f"unembedding.0.{leaf}"]
-    return params
-
-
-def _raventos_params(config: dict[str, Any], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    params = {
-        "token_embedding.weight": state["_in/kernel"].T.contiguous(),
-        "position_embedding.weight": state["_h/wpe/embedding"],
-        "unembedding.weight": state["_out/kernel"].T.contiguous(),
-        "final_layer_norm.weight": state["_h/ln_f/scale"],
-        "final_layer_norm.bias": state["_h/ln_f/bias"],
-    }
-    for layer in range(config["n_layer"]):
-        for ours, theirs in (
-            ("attention.qkv", "attn/c_attn"),
-            ("attention.output", "attn/c_proj"),
-            ("mlp.hidden", "mlp/c_fc"),
-            ("mlp.output", "mlp/c_proj"),
-        ):
-            params[f"blocks.{layer}.{ours}.weight"] = state[f"_h/hs_{layer}/{theirs}/kernel"].T.contiguous()
-            params[f"blocks.{layer}.{ours}.bias"] = state[f"_h/hs_{layer}/{theirs}/bias"]
-        for ours, theirs in (("attention_layer_norm", "ln_1"), ("mlp_layer_norm", "ln_2")):
-            params[f"blocks.{layer}.{ours}.weight"] = state[f"_h/hs_{layer}/{theirs}/scale"]
-            params[f"blocks.{layer}.{ours}.bias"] = state[f"_h/hs_{layer}/{theirs}/bias"]
-    return params

@@ -1,0 +1,123 @@
+"""Runs that leave a store and come back: whole and verified, or checkpoint by checkpoint in a foreign format."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from importlib.metadata import version
+
+import orjson
+
+from icl.core.backend import Tree, identical
+from icl.core.spec import Spec, SpecError
+from icl.io.codec import decode_spec, encode_spec
+from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
+from icl.io.formats import FORMATS, Format, decode_params, encode_params
+from icl.io.rundir import RunDir, open_run
+from icl.io.store import Store
+from icl.io.verify import verify_run
+
+_FOLDERS = ("attempts", "checkpoints", "metrics", "state")  # not owner/, which is a process's, nor superseded/
+_STEP_FILE = re.compile(r"step-(\d{1,12})(\.pt|\.npz)")
+
+
+def copy_run(run: RunDir, target: Store) -> int:
+    """Publish every object of an intact run under the same name in another store; returns how many there are.
+
+    Raises: CheckpointError when the run has faults; StoreConflictError when an object there holds other bytes.
+    """
+    faults = list(verify_run(run))
+    if faults:
+        raise CheckpointError(
+            f"{run.name}: got {len(faults)} faults ({faults[0]}); expected an intact run. Mend it first."
+        )
+    inside = set(run.store.list(run.name))
+    paths = [f"{run.name}/{folder}/{name}" for folder in _FOLDERS for name in run.store.list(f"{run.name}/{folder}")]
+
+    def copy(path: str) -> None:
+        data = run.store.read(path)
+        if not target.create(path, data):
+            _require_same(target.read(path) == data, f"{target.url}/{path}")
+
+    copy(f"{run.name}/spec.json")
+    list(target.map(copy, paths))
+    if "complete.json" in inside:
+        copy(f"{run.name}/complete.json")
+        paths.append("complete.json")
+    return len(paths) + 1
+
+
+def export_checkpoints(run: RunDir, spec: Spec, target: Store, steps: Iterable[int] = ()) -> int:
+    """Write checkpoints as `<run>/step-<updates>` in the architecture's own format, and the spec beside them.
+
+    Args:
+        steps: which; none for all.
+
+    Returns: how many.
+    """
+    kind = FORMATS[spec.model.architecture]
+    chosen = list(steps) or run.checkpoint_steps()
+    target.create(f"{run.name}/spec.json", encode_spec(spec, what_only=True))
+
+    def write(step: int) -> None:
+        params, path = run.load_checkpoint(step), f"{run.name}/step-{step:012d}{kind.suffix}"
+        if not target.create(path, encode_params(kind, spec, params)):
+            present = decode_params(kind, spec, target.read(path), f"{target.url}/{path}")
+            _require_same(identical(present, params), f"{target.url}/{path}")
+
+    list(run.store.map(write, chosen))
+    return len(chosen)
+
+
+def import_checkpoints(source: Store, target: Store) -> tuple[RunDir, int]:
+    """Publish a folder of a `spec.json` and `step-<updates>.pt` or `.npz` files as checkpoints of that spec's run.
+
+    Returns: the run's directory, and how many checkpoints there were.
+
+    Raises: CheckpointError when a file is not exactly what the spec's architecture has, or holds other bits than the
+        run already there; StoreError when there is nothing to import.
+    """
+    try:
+        spec = decode_spec(source.read("spec.json"))
+    except SpecError as error:
+        raise SpecError(*(f"{source.url}/spec.json: {fault}" for fault in error.faults)) from None
+    except MissingObjectError:
+        raise StoreError(
+            f"{source.url}: got no spec.json; expected the spec that the checkpoints belong to. Write it beside them."
+        ) from None
+    kind = FORMATS[spec.model.architecture]
+    files = {
+        int(match[1]): match[0]
+        for match in map(_STEP_FILE.fullmatch, source.list())
+        if match and match[2] == kind.suffix
+    }
+    if not files:
+        raise StoreError(f"{source.url}: got no checkpoint; expected files such as step-100{kind.suffix}. Rename them.")
+    late = [step for step in files if step > spec.training.total_steps]
+    if late:
+        raise StoreError(f"{source.url}: got step {late[0]}; expected at most total_steps={spec.training.total_steps}.")
+    loaded = {
+        step: _load(kind, spec, source, file) for step, file in files.items()
+    }  # all are right before one is published
+    run = open_run(target, spec)
+    for step, (params, origin) in sorted(loaded.items()):
+        run.save_checkpoint(step, params, {"backend": origin, "icl": version("icl")})
+    return run, len(loaded)
+
+
+def is_run_folder(source: Store) -> bool:
+    """Whether a folder is a run's own directory, as opposed to one of foreign files."""
+    return {"spec.json", "checkpoints"} <= set(source.list())
+
+
+def _load(kind: Format, spec: Spec, source: Store, file: str) -> tuple[Tree, str]:
+    data = source.read(file)
+    origin = {"name": "imported", "format": kind.name, "file": file, "sha256": hashlib.sha256(data).hexdigest()}
+    params = decode_params(kind, spec, data, f"{source.url}/{file}")
+    return params, orjson.dumps(origin, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _require_same(same: bool, where: str) -> None:
+    if not same:
+        raise StoreConflictError(
+            f"{where}: got other contents; expected those of this run. Choose another destination."
+        )
