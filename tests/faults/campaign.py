@@ -82,9 +82,9 @@ def write_spec(path: Path, data: dict[str, Any]) -> Path:
 
 
 def start(
-    spec: Path | str, store: Path | str, log: Path, cwd: Path | None = None, hash_seed: str = "0"
+    spec: Path | str, store: Path | str, log: Path, cwd: Path | None = None, hash_seed: str = "0", threads: int = 1
 ) -> subprocess.Popen[str]:
-    """`python -m icl.run` with one thread, on whose number the bits depend; stderr goes to a file, never full."""
+    """`python -m icl.run` with so many threads, on which the bits depend; stderr goes to a file, never full."""
     with log.open("a") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "icl.run", str(spec), "--store", str(store)],
@@ -95,8 +95,8 @@ def start(
             env={
                 "PJRT_DEVICE": "CPU",
                 **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "MKL_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
                 "PYTHONHASHSEED": hash_seed,
             },
         )

@@ -49,7 +49,7 @@ SPEC = Spec(
 )
 LOCAL_FAULTS = ("before", "after", "half", "ENOSPC", "EACCES", "EROFS")
 GCS_FAULTS = ("before", "after", "half", "stall", "429", "503", "403")
-SILENCE_SECONDS = 0.1
+SILENCE_SECONDS = 0.3  # after which a request that stalls is given up
 Outcomes = Counter[tuple[str, str, str]]
 """(storage call, fault, outcome) -> how often."""
 
@@ -146,7 +146,10 @@ def try_gcs(server: Proxy, folder: Path, every: int = 1, first: int = 1) -> Outc
                     return fault if len(seen) >= nth and (lasting or len(seen) < nth + 2) else None
 
                 server.fault = strike
-                failure = _train(url)
+                with pytest.MonkeyPatch.context() as patch:
+                    if fault == "stall":
+                        patch.setattr(gcs, "_SILENCE_SECONDS", SILENCE_SECONDS)
+                    failure = _train(url)
                 server.fault = lambda request: None
                 call = seen[nth - 1].call if len(seen) >= nth else "not reached"
                 kind = f"{fault} {'for good' if lasting else 'twice'}"
@@ -156,13 +159,12 @@ def try_gcs(server: Proxy, folder: Path, every: int = 1, first: int = 1) -> Outc
 
 @contextmanager
 def gcs_behind_proxy(folder: Path) -> Iterator[Proxy]:
-    """An emulator and a proxy, to which gs:// URLs lead, and a gcsfs that neither pauses nor waits for long."""
+    """An emulator and a proxy, to which gs:// URLs lead, and a gcsfs that does not pause between its tries."""
     import gcsfs.retry
 
     with emulator(folder) as target, proxy(target) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", server.url)
         patch.setattr(gcsfs.retry, "random", SimpleNamespace(random=lambda: -math.inf))
-        patch.setattr(gcs, "_SILENCE_SECONDS", SILENCE_SECONDS)
         yield server
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from icl.io.codec import spec_from_data
 from icl.io.names import run_name
+from tests.emulator import Emulator, emulator
 from tests.faults.campaign import (
     SPEC,
     Saved,
@@ -23,6 +25,7 @@ from tests.faults.campaign import (
     wait_until,
     write_spec,
 )
+from tests.faults.crowd import crowd
 
 TOTAL = SPEC["training"]["total_steps"]
 NAME = run_name(spec_from_data(SPEC))
@@ -77,6 +80,17 @@ def test_a_short_kill_campaign(tmp_path: Path) -> None:
     assert result.equal == result.runs
 
 
+def test_a_short_kill_campaign_on_object_storage(tmp_path: Path, gcs: Emulator) -> None:
+    """The trainer and the server are killed, each on its own."""
+    with emulator(tmp_path) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        seed = int.from_bytes(os.urandom(4), "little")
+        result = campaign(tmp_path, kills=2, seed=seed, server=server, server_kills=2)
+    assert result.faults == []
+    assert (result.kills.total(), result.server_kills) == (2, 2)
+    assert result.equal == result.runs
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_saves_and_goes_on(number: signal.Signals, spec: Path, tmp_path: Path, reference: Saved) -> None:
     store, log = tmp_path / "store", tmp_path / "log"
@@ -93,16 +107,35 @@ def test_a_stopped_run_saves_and_goes_on(number: signal.Signals, spec: Path, tmp
     assert differences(reference, read_saved(store)) == []
 
 
-def test_two_processes_on_one_run_both_succeed(spec: Path, tmp_path: Path, reference: Saved) -> None:
-    """Field fault 48: the same run started twice at once, say by two schedulers."""
-    store = tmp_path / "store"
-    logs = [tmp_path / "log-1", tmp_path / "log-2"]
-    processes = [start(spec, store, log) for log in logs]
-    ends = [finish(process) for process in processes]
-    assert [code for code, _ in ends] == [0, 0], "\n".join(log.read_text()[-500:] for log in logs)
-    assert {json.loads(stdout)["status"] for _, stdout in ends} <= {"complete", "already_complete"}
-    assert differences(reference, read_saved(store)) == []
-    assert verify(store).returncode == 0
+@pytest.mark.parametrize(
+    ("processes", "heartbeat", "place"), [(2, True, "local"), (8, False, "local"), (8, True, "gcs")], ids=str
+)
+def test_a_crowd_has_one_result(
+    tmp_path: Path, reference: Saved, gcs: Emulator, processes: int, heartbeat: bool, place: str
+) -> None:
+    """Fault 55: `python -m tests.faults.crowd` tries more of them."""
+    server = gcs if place == "gcs" else None
+    result = crowd(tmp_path, processes, heartbeat=heartbeat, reference=reference, server=server)
+    assert result.faults == [], result.line()
+
+
+def test_a_writer_of_other_bits_is_stopped(tmp_path: Path) -> None:
+    """Two numbers of threads round differently; with no heartbeat to keep them apart, the first to publish stays."""
+    data = {
+        "task": {"task_dim": 4, "num_examples": 8},
+        "training": {"total_steps": 40, "batch_size": 256},
+        "run": {"heartbeat_seconds": None, "checkpoint_at": {"linear": 41}, "evaluate_at": {}, "save_state_every": 5},
+    }
+    spec = write_spec(tmp_path / "spec.json", data)
+    started = [start(spec, tmp_path / "store", tmp_path / f"{threads}.log", threads=threads) for threads in (1, 2)]
+    ends = {threads: finish(process)[0] for threads, process in zip((1, 2), started, strict=True)}
+    assert sorted(ends.values()) == [0, 4], ends
+    (loser,) = (threads for threads, code in ends.items() if code == 4)
+    told = (tmp_path / f"{loser}.log").read_text()
+    assert re.search(r"step-\d{12}\.safetensors: got tensors with SHA-256 [0-9a-f]{64} from .*threads", told), told
+    assert re.search(r"expected [0-9a-f]{64}, published before from .*threads.*The first stays", told), told
+    assert "Traceback" not in told
+    assert verify(tmp_path / "store").returncode == 0
 
 
 def test_verify_names_a_damaged_checkpoint(unbroken: Path, tmp_path: Path) -> None:
