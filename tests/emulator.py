@@ -110,6 +110,7 @@ class Proxy:
     latency: float = 0.0
     requests: list[Request] = attrs.field(factory=list)
     bytes_read: int = 0
+    emulator_seconds: float = 0.0
     stopping: threading.Event = attrs.field(factory=threading.Event)
 
     @property
@@ -170,6 +171,7 @@ def _forward(handler: BaseHTTPRequestHandler, state: Proxy, target: Emulator) ->
         with contextlib.suppress(OSError):
             _send_half(target, handler, body)
         return _hang_up(handler)
+    begun = time.perf_counter()
     try:
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=60)
         headers = {key: value for key, value in handler.headers.items() if key.lower() not in ("host", "connection")}
@@ -180,6 +182,7 @@ def _forward(handler: BaseHTTPRequestHandler, state: Proxy, target: Emulator) ->
         return _hang_up(handler)
     finally:
         connection.close()
+    state.emulator_seconds += time.perf_counter() - begun
     if fault == "after":
         return _hang_up(handler)
     if handler.command == "GET":
