@@ -30,6 +30,7 @@ from icl.io.store import open_store
 from icl.io.tensors import pack
 from icl.io.verify import verify_run
 from icl.io.writer import Writer
+from icl.loop import SAVES_AT_ONCE
 from icl.results import load_run
 from tests.emulator import BUCKET, Proxy, emulator, proxy
 
@@ -122,9 +123,9 @@ def measure(server: Proxy, run: RunDir, checkpoints: int) -> list[dict[str, Any]
 
     def save(count: int) -> float:
         begun = perf_counter()
-        with Writer(persist=False) as writer:
+        with Writer(persist=False, num_threads=fresh.store.concurrency(SAVES_AT_ONCE)) as writer:
             for step in range(count):
-                writer.submit(lambda step=step: fresh.save_checkpoint(step, params, metadata), 0)  # type: ignore[misc]
+                writer.submit(lambda step=step: fresh.save_checkpoint(step, params, metadata), alone=False)  # type: ignore[misc]
             return perf_counter() - begun
 
     waited = row(f"save {PACKED} checkpoints", lambda: save(PACKED))

@@ -38,6 +38,7 @@ from icl.profiling import Profile, Profiler
 
 Progress = Callable[[int, Mapping[str, float]], None]
 logger = logging.getLogger("icl")
+SAVES_AT_ONCE = 8
 _TRACED = (1, 4)  # chunks: the first compiles and is not like the others
 
 
@@ -107,7 +108,8 @@ def _train(
     profiler = Profiler(backend.counters)
     pool = sample_task_pool(spec)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
-    with Writer(persist=spec.run.on_save_failure == "continue") as writer, ExitStack() as tracing:
+    persist = spec.run.on_save_failure == "continue"
+    with Writer(persist=persist, num_threads=run.store.concurrency(SAVES_AT_ONCE)) as writer, ExitStack() as tracing:
         with profiler.phase("evaluate"):
             session = _Session(spec, backend, run, pool, progress, profiler, writer, saved=start)
         state = backend.to_device(state)
@@ -185,7 +187,9 @@ class _Session:
                 params = self._backend.to_cpu({"params": state["params"]})["params"]
                 _require_finite(params, step)
                 named = unflatten_params(self._spec, params)
-                self._submit(partial(self._run.save_checkpoint, step, named, self._metadata), params.nbytes)
+                self._submit(
+                    partial(self._run.save_checkpoint, step, named, self._metadata), params.nbytes, alone=False
+                )
         if save_state and step > self._saved:
             with self._phase("save"):
                 kept = self._backend.to_cpu(state)

@@ -87,6 +87,10 @@ class Store:
         with ThreadPoolExecutor(self._kind.concurrency, thread_name_prefix="icl-store") as executor:
             yield from executor.map(function, items)
 
+    def concurrency(self, most: int) -> int:
+        """How many requests, up to `most`, it is worth having on their way at once."""
+        return min(most, self._kind.concurrency)
+
     def discard_leftovers(self, folder: str) -> None:
         """Remove what dead writers left unfinished in a local `folder`; elsewhere nothing unfinished ever shows."""
         if isinstance(self._files, LocalFileSystem):

@@ -1,10 +1,12 @@
-"""Saving beside training: jobs run in order on one thread, within bounded memory, and none is forgotten."""
+"""Saving beside training: jobs run on threads of their own, within bounded memory, and none is forgotten."""
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+
+import attrs
 
 from icl.io.errors import TransientStoreError
 
@@ -13,32 +15,44 @@ _CAPACITY = 2**28  # bytes; some 400 states of a 50,000-parameter model, or ten 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of one job
 
 
-class Writer:
-    """Runs the jobs it is given, one after another, while the caller goes on.
+@attrs.define(eq=False)
+class _Job:
+    run: Callable[[], None]
+    num_bytes: int
+    alone: bool
+    begun: bool = False
 
-    Laws: jobs end in the order they were given; none begins after one has failed; a job must bear being run twice.
+
+class Writer:
+    """Runs the jobs it is given while the caller goes on.
+
+    Laws: a job that is `alone` begins when all before it have ended, and those after it begin when it has ended; none
+    begins after one has failed. A job must bear being run twice.
 
     Args:
         persist: try a job that failed for a passing reason again, as long as it takes; otherwise it fails.
+        num_threads: jobs that run at once.
         capacity: bytes that may wait; whoever gives more waits as well.
     """
 
-    def __init__(self, *, persist: bool, capacity: int = _CAPACITY) -> None:
+    def __init__(self, *, persist: bool, num_threads: int = 1, capacity: int = _CAPACITY) -> None:
         self._persist, self._capacity = persist, capacity
-        self._jobs = deque[tuple[Callable[[], None], int]]()
+        self._jobs = deque[_Job]()  # in the order given; one that has ended is taken out
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._closing = self._abandoned = False
-        self._thread = threading.Thread(target=self._work, name="icl-saving", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, name="icl-saving", daemon=True) for _ in range(num_threads)
+        ]
 
-    def submit(self, job: Callable[[], None], num_bytes: int = 0) -> None:
-        """Have `job` run after those before it; waits while too much waits. Raises what an earlier job raised."""
+    def submit(self, run: Callable[[], None], num_bytes: int = 0, *, alone: bool = True) -> None:
+        """Have `run` called; waits while too much waits. Raises what an earlier job raised."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure or not self._jobs or self._waiting + num_bytes <= self._capacity
+                lambda: self._failure or not self._jobs or self._waiting() + num_bytes <= self._capacity
             )
             self._raise_failure()
-            self._jobs.append((job, num_bytes))
+            self._jobs.append(_Job(run, num_bytes, alone))
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -48,7 +62,8 @@ class Writer:
             self._raise_failure()
 
     def __enter__(self) -> "Writer":
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -56,42 +71,50 @@ class Writer:
         with self._changed:
             self._closing, self._abandoned = True, error is not None
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         if error is None:
             self._raise_failure()
 
-    @property
     def _waiting(self) -> int:
-        return sum(num_bytes for _, num_bytes in self._jobs)
+        return sum(job.num_bytes for job in self._jobs)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
+    def _next(self) -> _Job | None:
+        """The first job that has not begun, if its turn has come."""
+        for job in self._jobs:
+            if job.begun and not job.alone:
+                continue
+            ready = not job.begun and (not job.alone or job is self._jobs[0])
+            return job if ready else None
+        return None
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closing)
-                if not self._jobs:
+                self._changed.wait_for(lambda: self._next() or self._failure or (self._closing and not self._jobs))
+                job = self._next()
+                if job is None or self._failure:
                     return
-                job = self._jobs[0][0]  # it stays there until it has ended
+                job.begun = True
             try:
                 self._run(job)
             except Exception as error:
                 with self._changed:
-                    self._failure = error
-                    self._jobs.clear()
+                    self._failure = self._failure or error
+            finally:
+                with self._changed:
+                    self._jobs.remove(job)
                     self._changed.notify_all()
-                return
-            with self._changed:
-                self._jobs.popleft()
-                self._changed.notify_all()
 
-    def _run(self, job: Callable[[], None]) -> None:
+    def _run(self, job: _Job) -> None:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return job()
+                return job.run()
             except TransientStoreError as error:
                 if not self._persist or self._abandoned:
                     raise

@@ -1,5 +1,6 @@
 """Saving beside training: order, bounds, retries, and failures that are not lost."""
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -38,6 +39,45 @@ def test_jobs_end_in_their_order_before_the_end() -> None:
         assert done == list(range(100))
         writer.submit(lambda: done.append(100))
     assert done[-1] == 100
+
+
+def test_jobs_that_need_not_be_alone_run_at_once_and_others_in_between() -> None:
+    done: list[str] = []
+    together = [threading.Barrier(3, timeout=10) for _ in range(2)]
+
+    def meet(index: int) -> None:
+        together[index].wait()  # nobody passes unless all three have begun
+        done.append(f"round {index}")
+
+    with Writer(persist=False, num_threads=3) as writer:
+        for index in range(2):
+            for _ in range(3):
+                writer.submit(lambda index=index: meet(index), alone=False)  # type: ignore[misc]
+            writer.submit(lambda index=index: done.append(f"after {index}"))  # type: ignore[misc]
+    assert done == ["round 0"] * 3 + ["after 0"] + ["round 1"] * 3 + ["after 1"]
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_chance_orders_keep_the_law(num_threads: int) -> None:
+    chance = random.Random(num_threads)
+    running: set[int] = set()
+    seen: list[tuple[int, set[int]]] = []
+    alone = [chance.random() < 0.3 for _ in range(200)]
+
+    def job(number: int) -> None:
+        running.add(number)
+        seen.append((number, set(running)))
+        running.discard(number)
+
+    with Writer(persist=False, num_threads=num_threads) as writer:
+        for number in range(200):
+            writer.submit(lambda number=number: job(number), alone=alone[number])  # type: ignore[misc]
+    order = [number for number, _ in seen]
+    assert sorted(order) == list(range(200))
+    for place, (number, others) in enumerate(seen):
+        if alone[number]:
+            assert others == {number}
+            assert set(order[:place]) == set(range(number))
 
 
 def test_whoever_gives_too_much_waits() -> None:
