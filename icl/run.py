@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.check:
         return _check(spec)
-    with StopRequest(spec.run.grace_seconds) as should_stop:
+    with StopRequest(spec.run.grace_seconds, spec.run.watchdog_seconds) as should_stop:
         return _train(spec, options.allow_backend_change, options.profile, should_stop)
 
 

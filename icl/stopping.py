@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT: the first asks to stop and ends the process if that takes too long; the second ends it.
 
+A process that hangs without a signal, as on a chip that was taken away, may be ended as well.
 Nothing saved is torn by an exit at any moment, so leaving in the middle costs at most the steps since the last save.
 """
 
@@ -8,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 EXIT_INTERRUPTED = 75
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -17,11 +19,13 @@ class StopRequest:
     """Whether somebody asked this process to stop while inside; to be entered in the main thread.
 
     Args:
-        grace_seconds: how long after being asked the process may go on; it may be set later.
+        grace_seconds: how long after being asked to stop the process may go on.
+        watchdog_seconds: how long it may go on without calling this, asked to stop or not; None for ever.
     """
 
-    def __init__(self, grace_seconds: float) -> None:
-        self.grace_seconds = grace_seconds
+    def __init__(self, grace_seconds: float, watchdog_seconds: float | None = None) -> None:
+        self._grace_seconds, self._watchdog_seconds = grace_seconds, watchdog_seconds
+        self._called = time.monotonic()
         self._event = threading.Event()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -45,29 +49,38 @@ class StopRequest:
 
     def __call__(self) -> bool:
         """Whether a signal has come."""
+        self._called = time.monotonic()
         return self._event.is_set()
 
     def _watch(self) -> None:
-        first = self._next_signal()
+        self._reader.settimeout(None if self._watchdog_seconds is None else min(1.0, self._watchdog_seconds))
+        first = None
+        while first is None:
+            first = self._next_signal()
+            if first is None and time.monotonic() - self._called > float(self._watchdog_seconds or 0):
+                _say(f"nothing has ended in {self._watchdog_seconds:g} s: leaving; run again to go on")
+                os._exit(EXIT_INTERRUPTED)
         if not first:
             return
         self._event.set()
         _say(f"{signal.Signals(first).name}: saving at the end of this chunk")
-        self._reader.settimeout(self.grace_seconds)
-        try:
-            second = self._next_signal()
-        except TimeoutError:
-            _say(f"no chunk ended and was saved within {self.grace_seconds:g} s: leaving; run again to go on")
+        self._reader.settimeout(self._grace_seconds)
+        second = self._next_signal()
+        if second is None:
+            _say(f"no chunk ended and was saved within {self._grace_seconds:g} s: leaving; run again to go on")
             os._exit(EXIT_INTERRUPTED)
         if second:
             _say(f"{signal.Signals(second).name} again: leaving; run again to go on")
             os._exit(128 + second)
 
-    def _next_signal(self) -> int:
-        """The number of the next signal that asks to stop; 0 when none will come."""
-        while received := self._reader.recv(1):
-            if received[0] in _NUMBERS:
-                return received[0]
+    def _next_signal(self) -> int | None:
+        """The number of the next signal that asks to stop; 0 when none will come; None when it takes too long."""
+        try:
+            while received := self._reader.recv(1):
+                if received[0] in _NUMBERS:
+                    return received[0]
+        except TimeoutError:
+            return None
         return 0
 
 

@@ -237,6 +237,9 @@ class RunSpec:
     heartbeat_seconds: float | None = attrs.field(
         default=10.0, converter=_float, validator=_optional(_number(0, 60, above=True))
     )
+    watchdog_seconds: float | None = attrs.field(
+        default=None, converter=_float, validator=_optional(_number(0, above=True))
+    )
     grace_seconds: float = attrs.field(default=8.0, converter=_float, validator=_number(0, above=True))
     wandb: None = attrs.field(default=None, validator=_ONLY_NULL)
 

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,35 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     code, stdout = out(process, lambda: True, signal.SIGTERM, grace=0.0)
     assert (code, stdout) == (128 + signal.SIGTERM, "")
     assert "SIGTERM again: leaving" in (tmp_path / "log").read_text()
+    assert verify(tmp_path / "store").returncode == 0
+
+
+HUNG = """
+import sys, threading
+from icl import loop, run
+build_train = loop.build_train
+
+def hang_in_the_third(spec, backend):
+    advance, calls = build_train(spec, backend), []
+    def call(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            threading.Event().wait()
+        return advance(*arguments)
+    return call
+
+loop.build_train = hang_in_the_third
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def test_a_device_that_never_answers_is_left(tmp_path: Path) -> None:
+    """Field fault 48: a stub device call that never returns, and no signal."""
+    spec = write_spec(tmp_path / "spec.json", {**SPEC, "run": {**SPEC["run"], "watchdog_seconds": GRACE}})
+    command = [sys.executable, "-c", HUNG, str(spec), "--store", str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (75, ""), ended.stderr
+    assert f"nothing has ended in {GRACE:g} s: leaving; run again to go on" in ended.stderr
     assert verify(tmp_path / "store").returncode == 0
 
 
