@@ -2,9 +2,9 @@
 
 import io
 import math
-import pickle
 import zipfile
 from collections.abc import Callable, Mapping
+from pickle import UnpicklingError
 from typing import Any
 
 import attrs
@@ -66,7 +66,7 @@ def decode_params(kind: Format, spec: Spec, data: bytes, where: str) -> Tree:
         raise CheckpointError(
             f"{where}: got {reason}; expected a {kind.name} file. It is damaged or foreign."
         ) from None
-    except pickle.UnpicklingError:
+    except UnpicklingError:
         raise CheckpointError(
             f"{where}: got a pickle that holds more than tensors; expected a {kind.name} file. It was not executed."
         ) from None

@@ -109,8 +109,18 @@ def test_nothing_asks_a_backend_what_it_is() -> None:
 
 
 def test_no_pickle_on_any_path() -> None:
+    """PyTorch's own files are the earlier trainer's format: export writes them, import reads tensors only."""
     for module in MODULES:
-        text = module.read_text()
-        assert "torch.load" not in text
-        assert "torch.save" not in text
-        assert not any(name.split(".")[0] in {"pickle", "cloudpickle", "dill", "joblib"} for name, _ in imports(module))
+        tree = ast.parse(module.read_text())
+        picklers = {name for name, _ in imports(module)} & {"pickle", "cloudpickle", "dill", "joblib"}
+        calls = {node: ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        if module != ROOT / "io" / "formats.py":
+            assert not picklers, module
+            assert not {"torch.load", "torch.save"} & set(calls.values()), module
+            continue
+        names = [
+            a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in picklers for a in n.names
+        ]
+        assert (picklers, names) == ({"pickle"}, ["UnpicklingError"])
+        for call in (call for call, name in calls.items() if name == "torch.load"):
+            assert "weights_only=True" in map(ast.unparse, call.keywords)
