@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import version
@@ -29,16 +29,18 @@ from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_pool, training_seed
 from icl.io.codec import spec_to_data
-from icl.io.errors import CheckpointError
+from icl.io.errors import CheckpointError, StoreError
 from icl.io.owner import owned
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
+from icl.io.tensors import Metadata
 from icl.io.writer import Writer
 from icl.profiling import Profile, Profiler
 
 Progress = Callable[[int, Mapping[str, float]], None]
 logger = logging.getLogger("icl")
 SAVES_AT_ONCE = 8
+_RECORDED = ("CUDA_", "ICL_", "MKL_", "OMP_", "PJRT_", "TPU_", "XLA_")  # variables that place or change a computation
 _TRACED = (1, 4)  # chunks: the first compiles and is not like the others
 
 
@@ -103,13 +105,20 @@ def _train(
     trace: str | None,
 ) -> Outcome:
     total = spec.training.total_steps
-    state, start = _resume(run, spec, backend, allow_backend_change)
+    found = run.newest_state()
+    start = found[0] if found else 0
     attempt = run.record_attempt(_describe_attempt(spec, backend, start))
     profiler = Profiler(backend.counters)
     pool = sample_task_pool(spec)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
     persist = spec.run.on_save_failure == "continue"
-    with Writer(persist=persist, num_threads=run.store.concurrency(SAVES_AT_ONCE)) as writer, ExitStack() as tracing:
+    num_threads = run.store.concurrency(SAVES_AT_ONCE)
+    with (
+        ExitStack() as tracing,
+        _failure_recorded(run, attempt),
+        Writer(persist=persist, num_threads=num_threads) as writer,
+    ):
+        state = _state_to_go_on_from(run, spec, backend, found, allow_backend_change)
         with profiler.phase("evaluate"):
             session = _Session(spec, backend, run, pool, progress, profiler, writer, saved=start)
         state = backend.to_device(state)
@@ -217,11 +226,23 @@ class _Session:
         self._pending = []
 
 
-def _resume(run: RunDir, spec: Spec, backend: Backend, allow_backend_change: bool) -> tuple[Tree, int]:
+@contextmanager
+def _failure_recorded(run: RunDir, attempt: str) -> Iterator[None]:
+    """Have the manifest say why an attempt failed, where the store still takes it."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(StoreError):
+            run.record_end(attempt, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _state_to_go_on_from(
+    run: RunDir, spec: Spec, backend: Backend, found: tuple[int, Tree, Metadata] | None, allow_backend_change: bool
+) -> Tree:
     """The newest intact state, or the initialisation."""
-    found = run.newest_state()
     if found is None:
-        return init_state(spec), 0
+        return init_state(spec)
     step, state, metadata = found
     then, now = orjson.loads(metadata["backend"]), backend.describe()
     changed = [
@@ -236,7 +257,7 @@ def _resume(run: RunDir, spec: Spec, backend: Backend, allow_backend_change: boo
         logger.warning("the backend changes at step %d (%s): the bits will differ", step, "; ".join(changed))
         run.set_aside_beyond(step)
     logger.info("resuming %s from step %d", run.name, step)
-    return state, step
+    return state
 
 
 def _batches(spec: Spec, backend: Backend, pool: Tensor | None, start: int, chunks: list[int]) -> Iterator[Tree]:
@@ -278,12 +299,13 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
     packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
     return {
         "from_step": start,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": sys.argv,
+        "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_RECORDED)},
         "versions": {package: version(package) for package in packages},
         "backend": backend.describe(),
         "run": spec_to_data(spec)["run"],

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 import orjson
 
+from icl.attempt import EXIT_SPEC, attempt
 from icl.core.plan import build_plan
 from icl.core.spec import Spec, SpecError
 from icl.io.codec import encode_spec, load_spec, spec_json_schema, with_run
 from icl.io.names import run_name
-from icl.stopping import EXIT_INTERRUPTED, StopRequest
-
-EXIT_SPEC, EXIT_BACKEND, EXIT_STORE, EXIT_NON_FINITE, EXIT_OWNED = 2, 3, 4, 5, 6
+from icl.stopping import StopRequest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         spec = with_run(load_spec(options.spec), backend=options.backend, store=options.store)
     except SpecError as error:
-        return _fail(error, EXIT_SPEC)
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_SPEC
     if options.name:
         print(run_name(spec))
         return 0
@@ -84,52 +84,31 @@ def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_s
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from icl.core.backend import BackendUnavailableError
-    from icl.io.errors import CheckpointError, RunOwnedError, StoreError
-    from icl.loop import NonFiniteLossError, execute
     from icl.profiling import format_profile
 
     total = spec.training.total_steps
-    try:
-        with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
+    with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
 
-            def progress(step: int, row: Mapping[str, float]) -> None:
-                bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
-                bar.update(step - bar.n)
+        def progress(step: int, row: Mapping[str, float]) -> None:
+            bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
+            bar.update(step - bar.n)
 
-            outcome = execute(
-                spec,
-                allow_backend_change=allow_backend_change,
-                should_stop=should_stop,
-                progress=progress,
-                trace=profile or None,
-            )
-    except BackendUnavailableError as error:
-        return _fail(error, EXIT_BACKEND)
-    except RunOwnedError as error:
-        _print_line(run_name(spec), spec.run.store, None, "running_elsewhere")
-        return _fail(error, EXIT_OWNED)
-    except (StoreError, CheckpointError) as error:
-        return _fail(error, EXIT_STORE)
-    except NonFiniteLossError as error:
-        return _fail(error, EXIT_NON_FINITE)
-    if profile is not None:
-        print(format_profile(outcome.profile) if outcome.profile else "nothing was trained", file=sys.stderr)
-    _print_line(outcome.run, outcome.store, outcome.step, outcome.status)
-    if outcome.status == "interrupted":
-        print(f"interrupted at step {outcome.step} of {total}, state saved: run again to go on", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
-
-
-def _print_line(run: str, store: str, step: int | None, status: str) -> None:
-    line = {"run": run, "store": store, "step": step, "status": status}
-    print(orjson.dumps(line).decode(), flush=True)
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return code
+        ending = attempt(
+            spec,
+            allow_backend_change=allow_backend_change,
+            should_stop=should_stop,
+            progress=progress,
+            trace=profile or None,
+        )
+    if profile is not None and ending.error is None:
+        print(format_profile(ending.profile) if ending.profile else "nothing was trained", file=sys.stderr)
+    if ending.status != "failed":
+        print(orjson.dumps(ending.line()).decode(), flush=True)
+    if ending.error is not None:
+        print(f"error: {ending.error}", file=sys.stderr)
+    elif ending.status == "interrupted":
+        print(f"interrupted at step {ending.step} of {total}, state saved: run again to go on", file=sys.stderr)
+    return ending.code
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import cattrs
@@ -12,6 +12,8 @@ import orjson
 from cattrs.gen import make_dict_structure_fn, override
 
 from icl.core.spec import Rule, Spec, SpecError
+
+_Decoded = TypeVar("_Decoded")
 
 
 def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
@@ -23,7 +25,16 @@ def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
         return source
     if isinstance(source, Mapping):
         return spec_from_data(source)
-    path = fspath(source)
+    return in_file(fspath(source), decode_spec)
+
+
+def decode_spec(data: bytes) -> Spec:
+    """The spec in JSON bytes. Raises SpecError."""
+    return spec_from_data(decode_json(data))
+
+
+def in_file(path: str, decode: Callable[[bytes], _Decoded]) -> _Decoded:
+    """What `decode` makes of a file's bytes. Raises SpecError whose faults name the file."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -34,13 +45,13 @@ def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
         }.get(type(error), str(error.strerror))
         raise SpecError(f"{path}: got {reason}; expected a readable JSON file. Correct the path.") from None
     try:
-        return decode_spec(data)
+        return decode(data)
     except SpecError as error:
         raise SpecError(*(f"{path}: {fault}" for fault in error.faults)) from None
 
 
-def decode_spec(data: bytes) -> Spec:
-    """The spec in JSON bytes. Raises SpecError."""
+def decode_json(data: bytes) -> object:
+    """Plain data in strict JSON: UTF-8, no NaN, no key twice. Raises SpecError."""
     if not data.strip():
         raise SpecError("got an empty file; expected a JSON object. Start from one in specs/.")
     try:
@@ -51,13 +62,13 @@ def decode_spec(data: bytes) -> Spec:
             "expected a JSON object in UTF-8. Correct it there."
         ) from None
     _refuse_repeated_keys(data)
-    return spec_from_data(plain)
+    return plain
 
 
 def spec_from_data(data: object) -> Spec:
     """The spec in plain data, such as `json.load` returns. Raises SpecError."""
     if not isinstance(data, Mapping):
-        raise SpecError(f"spec: got {_shown(data)}; expected an object with the keys {', '.join(_keys(Spec))}.")
+        raise SpecError(f"spec: got {shown(data)}; expected an object with the keys {', '.join(_keys(Spec))}.")
     try:
         return _CONVERTER.structure(data, Spec)
     except cattrs.ClassValidationError as error:
@@ -126,7 +137,7 @@ def _register(converter: cattrs.Converter, cls: type) -> None:
 
     def structure(data: object, _: object) -> Any:
         if not isinstance(data, Mapping):
-            raise SpecError(f": got {_shown(data)}; expected an object with the keys {', '.join(_keys(cls))}.")
+            raise SpecError(f": got {shown(data)}; expected an object with the keys {', '.join(_keys(cls))}.")
         return function(dict(data), cls)
 
     converter.register_structure_hook(cls, structure)
@@ -137,7 +148,7 @@ def _leaf_hook(field: "attrs.Attribute[Any]") -> Any:
         converted = field.converter(value) if callable(field.converter) else value
         if not field.validator.accepts(converted):  # type: ignore[union-attr]
             expected = field.validator.expected  # type: ignore[union-attr]
-            raise SpecError(f": got {_shown(value)}; expected {expected}. Correct the value.")
+            raise SpecError(f": got {shown(value)}; expected {expected}. Correct the value.")
         return converted
 
     return structure
@@ -174,7 +185,7 @@ def _near_keys(error: BaseException) -> dict[object, str]:
     return {key: near[0] for key, near in found.items() if near}
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as the user wrote it, shortened."""
     if isinstance(value, Mapping):
         return "an object"

@@ -76,6 +76,33 @@ def owned(
         _tokens.discard(token)
 
 
+@attrs.frozen
+class Sighting:
+    """What one look at a run's ownership shows: nobody, a process known to be gone, or one to look at again."""
+
+    data: bytes = b""
+    where: str = ""
+    gone: bool = True
+    every: float = 0.0
+
+
+def sight(store: Store, name: str) -> Sighting:
+    """One look at who owns a run; an owner elsewhere is alive when a second look after `every` seconds differs."""
+    folder = f"{name}/owner"
+    for epoch in reversed(_epochs(store, folder)):
+        with suppress(MissingObjectError):
+            data = store.read(_path(folder, epoch))
+            owner = _decode(data)
+            where = f"{owner.get('host')}, process {owner.get('pid')}"
+            return Sighting(data, where, _has_ended(owner), _interval(owner))
+    return Sighting()
+
+
+def is_on_this_machine(sighting: Sighting) -> bool:
+    """Whether the owner seen ran under this kernel, where whether it is gone is known at once."""
+    return _decode(sighting.data).get("machine") == _machine() != ""
+
+
 def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: Callable[[], bool]) -> int | None:
     """The epoch that is ours from now on; None when asked to stop before it was known."""
     while True:

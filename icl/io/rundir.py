@@ -73,7 +73,16 @@ class RunDir:
 
     def attempts(self) -> list[dict[str, Any]]:
         """The manifest: every attempt, in the order in which they began; one that ended has `to_step` and `status`."""
+        return self._read_attempts(self.store.list(f"{self.name}/attempts"))
+
+    def last_error(self) -> str | None:
+        """Why the latest attempt failed, if it did; one that was cut off did not. Reads few files."""
         names = self.store.list(f"{self.name}/attempts")
+        newest = max((name.partition("-")[0] for name in names), default="")
+        attempts = self._read_attempts([name for name in names if name.startswith(f"{newest}-")])
+        return str(attempts[-1]["error"]) if attempts and attempts[-1].get("status") == "failed" else None
+
+    def _read_attempts(self, names: list[str]) -> list[dict[str, Any]]:
         paths = [f"{self.name}/attempts/{name}" for name in names]
         files = dict(zip(names, self.store.map(self._read_document, paths), strict=True))
         found = [

@@ -16,8 +16,11 @@ MAY_IMPORT = {
     "loop": {"backends", "core", "io", "profiling"},
     "results": {"core", "io", "loop"},
     "stopping": set(),
-    "run": {"core", "io", "loop", "profiling", "stopping"},
+    "attempt": {"core", "io", "loop", "stopping"},
+    "run": {"attempt", "core", "io", "profiling", "stopping"},
     "store": {"core", "io"},
+    "engines": {"attempt", "core", "engines", "io", "stopping"},
+    "sweep": {"attempt", "core", "engines", "io", "stopping"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}
 XLA_ONLY = {"backends/xla.py", "backends/xla_program.py"}  # the second is itself imported on use, by the first alone

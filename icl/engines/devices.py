@@ -1,0 +1,165 @@
+"""The devices of this machine, each for one process: how to name, find, pin and hold them."""
+
+import fcntl
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Literal
+
+import attrs
+
+from icl.core.backend import BackendUnavailableError
+from icl.core.spec import SpecError
+
+Kind = Literal["cpu", "cuda", "tpu"]
+_FIRST_PORT = 8476  # the one libtpu itself begins with
+_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_VISIBLE: dict[Kind, tuple[str, ...]] = {
+    "cpu": (),
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "tpu": ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+}
+
+
+@attrs.frozen
+class Device:
+    """A TPU chip, a GPU or a share of the processor; `id` is what its driver calls it."""
+
+    kind: Kind
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.id}"
+
+    def backend(self, asked: str) -> str:
+        """The backend that trains here what asks for another: on the processor "xla" stays, since it can."""
+        return {"tpu": "xla", "cuda": "cuda", "cpu": "xla" if asked == "xla" else "cpu"}[self.kind]
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give a process this device and no other, to be set before any library is loaded.
+
+        Source: the TPU's are those of libtpu for processes that do not talk to each other, in its newer and older
+        spellings; each process has a port of its own.
+        """
+        if self.kind == "cpu":
+            return {**_THREADS, "PJRT_DEVICE": "CPU"}
+        if self.kind == "cuda":
+            return {**_THREADS, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.id}
+        port = str(_FIRST_PORT + int(self.id))
+        return {
+            **_THREADS,
+            "PJRT_DEVICE": "TPU",
+            "TPU_VISIBLE_CHIPS": self.id,
+            "TPU_VISIBLE_DEVICES": self.id,
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+            "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+            "TPU_PROCESS_BOUNDS": "1,1,1",
+            "TPU_HOST_BOUNDS": "1,1,1",
+            "TPU_PROCESS_PORT": port,
+            "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
+            "TPU_MESH_CONTROLLER_PORT": port,
+            "TPU_MESH_CONTROLLER_ADDRESS": f"localhost:{port}",
+            "CLOUD_TPU_TASK_ID": "0",
+        }
+
+
+def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> list[Device]:
+    """The devices that "tpu:0-3", "cuda:all", "cuda:0,2" or "cpu:2" name; `cpu:2` is two shares of one thread each.
+
+    Raises: SpecError for other texts; BackendUnavailableError for devices that this machine does not have.
+    """
+    match = re.fullmatch(r"(cpu|cuda|tpu)(?::(all|\d[\d,-]*))?", text)
+    if match is None:
+        raise SpecError(f"--devices: got {text!r}; expected such as tpu:0-3, cuda:all, cuda:0,2 or cpu:2.")
+    kind: Kind = match[1]  # type: ignore[assignment]
+    what = match[2] or "all"
+    if kind == "cpu" and what != "all":
+        if not what.isdecimal() or not 0 < int(what) <= 1024:
+            raise SpecError(f"--devices: got {text!r}; expected a number of processes from 1 to 1024, as in cpu:2.")
+        return [Device("cpu", str(index)) for index in range(int(what))]
+    found = find_devices(kind, environment)
+    if not found:
+        raise BackendUnavailableError(
+            f"--devices: got {text}; expected a machine that has one, and there is none here."
+        )
+    if what == "all":
+        return found
+    chosen = [str(index) for index in _indices(what, text)]
+    missing = [index for index in chosen if index not in {device.id for device in found}]
+    if missing:
+        there = ", ".join(map(str, found))
+        raise BackendUnavailableError(f"--devices: got {kind}:{missing[0]}; expected one of those here: {there}.")
+    return [Device(kind, index) for index in chosen]
+
+
+def default_devices(backend: str, environment: Mapping[str, str] = os.environ) -> list[Device]:
+    """Every device here for specs that ask for `backend`; never another kind instead."""
+    on_processor = backend == "cpu" or (backend == "xla" and environment.get("PJRT_DEVICE") == "CPU")
+    return parse_devices("cpu" if on_processor else {"xla": "tpu"}.get(backend, backend), environment)
+
+
+def find_devices(kind: Kind, environment: Mapping[str, str] = os.environ) -> list[Device]:
+    """The devices of a kind that this process may use, without loading any library for them."""
+    for variable in _VISIBLE[kind]:
+        if variable in environment:  # given by a scheduler
+            return [Device(kind, index) for index in environment[variable].split(",") if index]
+    if kind == "cpu":
+        return [Device("cpu", str(index)) for index in range(len(os.sched_getaffinity(0)))]
+    if kind == "tpu":
+        files = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
+        return [Device("tpu", str(index)) for index in range(len(files))]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [Device("cuda", str(index)) for index in range(len(re.findall(r"^GPU \d+", listed, re.MULTILINE)))]
+
+
+@contextmanager
+def held(devices: Sequence[Device]) -> Iterator[list[int]]:
+    """Hold chips and GPUs while inside, and as long as a process lives that inherits the file descriptors given.
+
+    Raises: BackendUnavailableError when another process of this user holds one.
+    """
+    folder = Path(tempfile.gettempdir()) / f"icl-devices-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(_locked(folder / f"{device.kind}-{device.id}.lock", device))
+            for device in devices
+            if device.kind != "cpu"
+        ]
+        yield [file.fileno() for file in files]
+
+
+@contextmanager
+def _locked(path: Path, device: Device) -> Iterator[IO[str]]:
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BackendUnavailableError(
+                f"--devices: got {device}, which process {file.read().strip() or 'unknown'} holds; expected one "
+                "that is free. Stop that sweep (--stop), or name other devices."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+def _indices(what: str, text: str) -> list[int]:
+    chosen: list[int] = []
+    for part in what.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+            raise SpecError(f"--devices: got {text!r}; expected numbers and ranges such as 0-3 or 0,2.")
+        chosen += range(int(first), int(last or first) + 1)
+    if len(set(chosen)) < len(chosen):
+        raise SpecError(f"--devices: got {text!r}; expected each device once.")
+    return chosen

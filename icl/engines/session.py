@@ -1,0 +1,118 @@
+"""A sweep under way on this machine: one process holds its folder, writes there how it goes, and can be found there."""
+
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+
+from icl.core.spec import SpecError
+
+_START_SECONDS, _STOP_SECONDS = 60.0, 60.0
+_POLL_SECONDS = 0.1
+
+
+@attrs.frozen
+class Session:
+    """The folder of a sweep on one machine: logs, the pid of who runs it, and its last status."""
+
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        """What a detached sweep says."""
+        return self.folder / "sweep.log"
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Be the process that runs the sweep. Raises SpecError when there is one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._pid_file.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SpecError(
+                    f"sweep: got one that process {self.pid()} runs here; expected none. Watch it with --attach, "
+                    "end it with --stop."
+                ) from None
+            self._status_file.unlink(missing_ok=True)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+            file.truncate(0)
+
+    def pid(self) -> int | None:
+        """The process that runs the sweep now, if any."""
+        with suppress(OSError), self._pid_file.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = file.read()
+                return int(text) if text.isdecimal() else None
+        return None
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status by a newer one."""
+        temporary = self._status_file.with_suffix(".new")
+        temporary.write_bytes(orjson.dumps(status))
+        temporary.replace(self._status_file)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The newest status."""
+        try:
+            status: dict[str, Any] = orjson.loads(self._status_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        return status
+
+    def detach(self, command: Sequence[str]) -> int | None:
+        """Run a command that begins this session, apart from this terminal; returns its exit code if it has ended."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            if self.pid() == process.pid and self.read_status() is not None:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return process.poll()
+
+    def stop(self) -> bool:
+        """Ask the process that runs the sweep to stop, and wait until it has; whether there was one."""
+        pid = self.pid()
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self.pid() == pid:
+            if time.monotonic() > deadline:
+                raise SpecError(f"--stop: got no end of process {pid} in {_STOP_SECONDS:g} s; see {self.log}.")
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "pid"
+
+    @property
+    def _status_file(self) -> Path:
+        return self.folder / "status.json"
+
+
+def session_of(sweep: str, store: str) -> Session:
+    """The session of a sweep and a store on this machine, wherever it is asked from."""
+    place = store if "://" in store else os.path.abspath(store)
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")

@@ -1,0 +1,142 @@
+"""What is left of a sweep: which run is next, and what becomes of one that an attempt has ended."""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import attrs
+
+from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, Ending
+from icl.io.errors import StoreError
+from icl.io.rundir import RunDir
+from icl.io.states import RunState
+from icl.io.store import Store
+from icl.io.sweepfile import Member
+
+_LONGEST_PAUSE = 60.0  # seconds before a run or a device is tried again
+_ELSEWHERE_PAUSE = 10.0
+
+
+@attrs.define
+class Job:
+    """A run of the sweep as this engine sees it; words as in `RunState`, "running" being here."""
+
+    member: Member
+    state: RunState
+    attempts: int = 0  # in a row that got no further
+    not_before: float = 0.0  # on the monotonic clock
+    where: str = ""  # it was tried last
+
+    @property
+    def is_open(self) -> bool:
+        return self.state.word not in ("complete", "failed")
+
+
+class Work:
+    """The runs of a sweep, taken by as many threads as there are devices.
+
+    Args:
+        states: where each run stands, in the order of `members`.
+        retry_failed: take those that have failed before, too.
+        max_attempts: after so many in a row that got no further, a run has failed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        members: Sequence[Member],
+        states: Sequence[RunState],
+        *,
+        retry_failed: bool = False,
+        max_attempts: int = 5,
+    ) -> None:
+        self._store, self._max_attempts = store, max_attempts
+        self.jobs = [Job(member, state) for member, state in zip(members, states, strict=True)]
+        for job in self.jobs:
+            if job.state.word == "running" or (job.state.word == "failed" and retry_failed):
+                job.state = attrs.evolve(job.state, word="stopped", note="")
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    def take(self, where: str) -> Job | None:
+        """The next run to train, waiting for one to be due; None when there will be none.
+
+        A run that just failed at `where` is left to others if there is anything else to do.
+        """
+        with self._changed:
+            while True:
+                waiting = [job for job in self.jobs if job.is_open and job.state.word != "running"]
+                if self._stopping or not any(job.is_open for job in self.jobs):
+                    return None
+                due = min((job.not_before for job in waiting), default=None)
+                now = time.monotonic()
+                if due is not None and due <= now:
+                    ready = [job for job in waiting if job.not_before <= now]
+                    job = min(ready, key=lambda job: job.attempts > 0 and job.where == where)
+                    job.where = where
+                    job.state = attrs.evolve(job.state, word="running", note="")
+                    return job
+                self._changed.wait(None if due is None else due - now)
+
+    def settle(self, job: Job, result: Ending | int) -> None:
+        """Say how an attempt at a run that was taken ended: as an ending, or as the exit code of a dead process."""
+        newest = self._newest_state(job)
+        with self._changed:
+            if isinstance(result, Ending) and result.code == 0:
+                job.state = attrs.evolve(job.state, word="complete", step=job.state.total_steps, note="")
+            elif isinstance(result, Ending) and result.code == EXIT_OWNED:
+                job.state = attrs.evolve(job.state, word="stopped", note="trained by another process")
+                job.not_before = time.monotonic() + _ELSEWHERE_PAUSE
+            else:
+                if newest > job.state.step:
+                    job.attempts = 0
+                job.attempts += not (isinstance(result, Ending) and result.code == EXIT_BACKEND)  # not the run's fault
+                final = isinstance(result, Ending) and result.code == EXIT_NON_FINITE  # the same bits would come again
+                if not self._stopping and (final or job.attempts >= self._max_attempts):
+                    job.state = attrs.evolve(job.state, word="failed", step=newest, note=describe(result))
+                else:
+                    job.state = attrs.evolve(job.state, word="stopped", step=newest, note=describe(result))
+                    job.not_before = time.monotonic() + pause_after(job.attempts)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Give out no more."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def wait(self, seconds: float) -> None:
+        """Pause, unless asked to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, seconds)
+
+    def _newest_state(self, job: Job) -> int:
+        with suppress(StoreError):
+            return max(RunDir(self._store, job.member.name).state_steps(), default=0)
+        return job.state.step
+
+
+def pause_after(failures: int) -> float:
+    """Seconds before trying again after so many failures in a row: none after the first, then 1, 2, 4, ..."""
+    return min(_LONGEST_PAUSE, 2.0 ** (failures - 2)) if failures > 1 else 0.0
+
+
+def describe(result: Ending | int) -> str:
+    """How an attempt ended, in words."""
+    if isinstance(result, Ending):
+        return result.error or result.status
+    if result >= 0:
+        return f"the process ended with exit code {result}"
+    return f"the process was ended by {signal.Signals(-result).name}"
+
+
+def count_words(jobs: Sequence[Job]) -> Mapping[str, int]:
+    """How many runs are in each state."""
+    words = [job.state.word for job in jobs]
+    return {word: words.count(word) for word in ("complete", "running", "stopped", "pending", "failed")}

@@ -1,0 +1,146 @@
+"""`python -m icl.engines.worker`: a process that trains one run after another on the device that its environment names.
+
+It reads one JSON request a line and answers with JSON lines: progress, then the ending. It stops, its run saved, when
+its stdin ends, so that nothing is left behind by whoever started it; everything else it says goes to stderr.
+"""
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import attrs
+import orjson
+
+from icl.attempt import EXIT_NON_FINITE, EXIT_OWNED, Ending, attempt
+from icl.core.spec import Spec
+from icl.io.codec import spec_from_data, spec_to_data
+from icl.io.names import run_name
+from icl.stopping import StopRequest
+
+_PROGRESS_SECONDS = 0.5  # between two lines of progress
+SAME_PROCESS = (0, EXIT_NON_FINITE, EXIT_OWNED)  # endings that say nothing against the process
+_training = threading.Event()
+
+
+def main() -> int:
+    """Serve requests until there are no more; returns the exit code of the last ending."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints belongs to the log
+    code = 0
+    for request in _requests():
+        ending = _serve(request, lambda line: answers.write(orjson.dumps(line) + b"\n"))
+        code = ending.code
+        if code not in SAME_PROCESS:
+            break
+    return code
+
+
+def _requests() -> Iterator[dict[str, Any]]:
+    """The requests on stdin; once it has ended this process is asked to stop, also in the middle of a run."""
+    waiting = queue.SimpleQueue[bytes]()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            waiting.put(line)
+        waiting.put(b"")
+        if _training.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, name="icl-requests", daemon=True).start()
+    while line := waiting.get():
+        yield orjson.loads(line)
+
+
+def _serve(request: Mapping[str, Any], answer: Callable[[dict[str, Any]], object]) -> Ending:
+    spec = spec_from_data(request["spec"])
+    logging.info("%s: begun", run_name(spec))
+    told = 0.0
+
+    def progress(step: int, row: Mapping[str, float]) -> None:
+        nonlocal told
+        if time.monotonic() - told > _PROGRESS_SECONDS:
+            answer({"step": step})
+            told = time.monotonic()
+
+    with StopRequest(spec.run.grace_seconds, spec.run.watchdog_seconds) as should_stop:
+        _training.set()
+        ending = attempt(
+            spec,
+            allow_backend_change=request["allow_backend_change"],
+            should_stop=should_stop,
+            progress=progress,
+        )
+        _training.clear()
+    logging.info("%s: %s%s", ending.run, ending.status, f": {ending.error}" if ending.error else "")
+    answer(attrs.asdict(ending))
+    return ending
+
+
+class WorkerProcess:
+    """The other end: a worker that was started here. `ask` blocks; `stop` may be called from another thread."""
+
+    def __init__(self, environment: Mapping[str, str], log: IO[bytes] | None = None, keep: Sequence[int] = ()) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "icl.engines.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **environment},
+            pass_fds=keep,
+            start_new_session=True,  # Ctrl-C at a terminal is for whoever started it, who passes it on
+        )
+        self.pid = self._process.pid
+
+    def ask(
+        self, spec: Spec, *, allow_backend_change: bool, progress: Callable[[int], None] = lambda step: None
+    ) -> Ending | int:
+        """How an attempt ended, or the exit code (negative: the signal) of a process that died without saying so."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"spec": spec_to_data(spec), "allow_backend_change": allow_backend_change}
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(orjson.dumps(request) + b"\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            with suppress(orjson.JSONDecodeError):  # a line that a kill cut off
+                said = orjson.loads(line)
+                if "code" in said:
+                    return Ending(**said)
+                progress(said["step"])
+        return self._process.wait()
+
+    def is_alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal to the worker and whatever it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def close(self, seconds: float) -> int:
+        """Let an idle worker leave; after so many seconds it is killed. Returns its exit code."""
+        with suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.stop(signal.SIGKILL)
+            return self._process.wait()
+        finally:
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

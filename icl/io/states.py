@@ -1,0 +1,66 @@
+"""Where each run of a sweep stands, from what is in its store alone."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import attrs
+
+from icl.core.spec import Spec
+from icl.io.owner import Sighting, is_on_this_machine, sight
+from icl.io.rundir import RunDir
+from icl.io.store import Store
+
+Word = Literal["pending", "running", "stopped", "failed", "complete"]
+
+
+@attrs.frozen
+class RunState:
+    """One run: pending (nothing saved), running, stopped (to be gone on with), failed or complete.
+
+    `step` is the newest one it can be resumed from; `note` says where it runs or why it failed.
+    """
+
+    name: str
+    word: Word
+    step: int
+    total_steps: int
+    note: str = ""
+
+
+def run_states(
+    store: Store, members: Iterable[tuple[str, Spec]], pause: Callable[[float], Any] = time.sleep
+) -> list[RunState]:
+    """The state of every run named, in that order.
+
+    A run whose owner is on another machine is looked at twice, one heartbeat apart, to tell the living from the dead.
+    """
+    members = list(members)
+    present = set(store.list())
+    looks = list(store.map(lambda member: _look(store, *member, member[0] in present), members))
+    seen = {state.name: sighting for state, sighting in looks if sighting is not None}
+    distant = {name: sighting for name, sighting in seen.items() if not is_on_this_machine(sighting)}
+    if distant:
+        pause(2 * max(sighting.every for sighting in distant.values()))
+    again = dict(zip(distant, store.map(lambda name: sight(store, name), distant), strict=True))
+    alive = {name: name not in again or again[name].data != sighting.data for name, sighting in seen.items()}
+    return [
+        attrs.evolve(state, word="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
+        for state, _ in looks
+    ]
+
+
+def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState, Sighting | None]:
+    """A run's state if nobody trains it, and who may."""
+    total = spec.training.total_steps
+    inside = set(store.list(name)) if present else set()
+    if "complete.json" in inside:
+        return RunState(name, "complete", total, total), None
+    if "spec.json" not in inside:
+        return RunState(name, "pending", 0, total), None
+    run = RunDir(store, name)
+    step = max(run.state_steps(), default=0)
+    error = run.last_error()
+    word: Word = "failed" if error else "stopped" if step else "pending"
+    sighting = sight(store, name)
+    return RunState(name, word, step, total, error or ""), None if sighting.gone else sighting

@@ -1,0 +1,208 @@
+"""`python -m icl.sweep FILE`: train every run of a sweep on every device here, and say where each stands."""
+
+import argparse
+import logging
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
+from icl.core.backend import BackendUnavailableError
+from icl.core.spec import SpecError
+from icl.engines.devices import default_devices, held, parse_devices
+from icl.engines.local import LocalEngine
+from icl.engines.session import Session, session_of
+from icl.engines.table import Table, describe_states
+from icl.engines.work import Work, count_words
+from icl.io.errors import CheckpointError, StoreError
+from icl.io.states import run_states
+from icl.io.store import Store, open_store
+from icl.io.sweepfile import Sweep, describe_values, load_sweep
+from icl.stopping import EXIT_INTERRUPTED, StopRequest
+
+EXIT_INCOMPLETE = 1
+_REFRESH_SECONDS = 0.5
+_AFTER_GRACE_SECONDS = 5.0  # beyond what a run may take to stop
+logger = logging.getLogger("icl")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    try:
+        sweep = load_sweep(options.file, store=options.store)
+        store = open_store(_store_of(sweep))
+        session = session_of(sweep.name, store.url)
+        if options.shard:
+            sweep = sweep.shard(*options.shard)
+        if options.list:
+            return _list(sweep, store)
+        if options.attach:
+            return _attach(session)
+        if options.stop:
+            return _stop(session)
+        if options.detach:
+            return _detach(session, [argument for argument in given if argument != "--detach"])
+        with session.begun():
+            return _train(sweep, store, session, options)
+    except SpecError as error:
+        return _fail(error, EXIT_SPEC)
+    except BackendUnavailableError as error:
+        return _fail(error, EXIT_BACKEND)
+    except (StoreError, CheckpointError) as error:
+        return _fail(error, EXIT_STORE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m icl.sweep",
+        description="Train every run of a sweep; run again to go on.",
+        epilog="Exit codes: 0 all complete, 1 some are not, 2 bad sweep or usage, 3 device unavailable, 4 store fault, "
+        "75 interrupted (run again to go on).",
+    )
+    parser.add_argument("file", metavar="FILE", help="a JSON file: a base spec and axes over its fields")
+    parser.add_argument("--store", metavar="URL", help="override run.store of every run")
+    parser.add_argument(
+        "--devices",
+        metavar="DEVICES",
+        help="such as tpu:0-3, cuda:all or cpu:2 (two processes of one thread); default: all that run.backend asks for",
+    )
+    parser.add_argument("--shard", metavar="I/N", type=_shard, help="only every N-th run from the I-th (from 0) on")
+    parser.add_argument("--retry-failed", action="store_true", help="train runs that have failed before, too")
+    parser.add_argument(
+        "--max-attempts", metavar="N", type=_count, default=5, help="in a row that get a run no further (default 5)"
+    )
+    parser.add_argument(
+        "--max-worker-failures",
+        metavar="N",
+        type=_count,
+        default=5,
+        help="in a row, after which a device takes no more runs (default 5)",
+    )
+    parser.add_argument("--allow-backend-change", action="store_true", help="as in icl.run")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--list", action="store_true", help="print every run and its state, from the store alone")
+    action.add_argument("--detach", action="store_true", help="go on without this terminal")
+    action.add_argument(
+        "--attach", action="store_true", help="watch the sweep that runs on this machine; Ctrl-C leaves it"
+    )
+    action.add_argument("--stop", action="store_true", help="stop it, every run saved")
+    return parser
+
+
+def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Namespace) -> int:
+    backends = sorted({member.spec.run.backend for member in sweep.members})
+    if options.devices is None and len(backends) > 1:
+        raise SpecError(f"run.backend: got {', '.join(backends)} in one sweep; expected one, or --devices. Add it.")
+    devices = parse_devices(options.devices) if options.devices else default_devices(backends[0])
+    states = run_states(store, [(member.name, member.spec) for member in sweep.members], pause=lambda seconds: None)
+    work = Work(store, sweep.members, states, retry_failed=options.retry_failed, max_attempts=options.max_attempts)
+    grace = max(member.spec.run.grace_seconds for member in sweep.members) + _AFTER_GRACE_SECONDS
+    with held(devices) as keep, StopRequest(grace + _AFTER_GRACE_SECONDS) as should_stop:
+        engine = LocalEngine(
+            work,
+            devices,
+            session.folder,
+            keep=keep,
+            allow_backend_change=options.allow_backend_change,
+            max_worker_failures=options.max_worker_failures,
+        )
+        logger.info("logs: %s", session.folder)
+        table = Table(sys.stderr)
+
+        def show(status: dict[str, Any]) -> None:
+            session.write_status(status)
+            table.show(status)
+
+        engine.run(should_stop, grace, show)
+        stopped = should_stop()
+    for job in work.jobs:
+        if job.state.word == "failed":
+            logger.error("%s failed at step %d: %s", job.member.name, job.state.step, job.state.note)
+    counts = count_words(work.jobs)
+    print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
+    if counts["complete"] == len(work.jobs):
+        return 0
+    return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
+
+
+def _list(sweep: Sweep, store: Store) -> int:
+    states = run_states(store, [(member.name, member.spec) for member in sweep.members])
+    for line in describe_states(states, [describe_values(member.values) for member in sweep.members]):
+        print(line)
+    return 0 if all(state.word == "complete" for state in states) else EXIT_INCOMPLETE
+
+
+def _attach(session: Session) -> int:
+    """Show the sweep that runs here until it ends."""
+    table = Table(sys.stderr)
+    pid = session.pid()
+    try:
+        while (status := session.read_status()) is not None:
+            table.show(status)
+            if session.pid() is None:
+                break
+            time.sleep(_REFRESH_SECONDS)
+    except KeyboardInterrupt:
+        print(f"left: process {pid} goes on; --attach comes back, --stop ends it", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if pid is None:
+        print("no process runs this sweep here now; --list says where each run stands", file=sys.stderr)
+    if status is None:
+        return EXIT_INCOMPLETE
+    counts = status["counts"]
+    return 0 if counts["complete"] == sum(counts.values()) else EXIT_INCOMPLETE
+
+
+def _stop(session: Session) -> int:
+    stopped = session.stop()
+    print("stopped, every run saved; run again to go on" if stopped else "no process runs this sweep here")
+    return 0
+
+
+def _detach(session: Session, arguments: Sequence[str]) -> int:
+    if session.pid() is not None:
+        raise SpecError(
+            f"--detach: got a sweep that process {session.pid()} runs here already. Watch it with --attach."
+        )
+    code = session.detach([sys.executable, "-m", "icl.sweep", *arguments])
+    if code is None:
+        print(
+            f"process {session.pid()} goes on without this terminal: --attach watches it, --stop ends it; {session.log}"
+        )
+        return 0
+    print(f"it has ended with exit code {code}; see {session.log}", file=sys.stderr)
+    return code
+
+
+def _store_of(sweep: Sweep) -> str:
+    stores = sorted({member.spec.run.store for member in sweep.members})
+    if len(stores) != 1:
+        raise SpecError(f"run.store: got {', '.join(stores)} in one sweep; expected one. Give --store.")
+    return stores[0]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected I/N with I from 0 to N - 1, as in 0/4")
+    return int(match[1]), int(match[2])
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected an integer >= 1")
+    return int(text)
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
