@@ -36,8 +36,13 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints belongs to the log
     code = 0
+
+    def answer(line: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # nobody listens any more, and stdin has ended as well
+            answers.write(orjson.dumps(line) + b"\n")
+
     for request in _requests():
-        ending = _serve(request, lambda line: answers.write(orjson.dumps(line) + b"\n"))
+        ending = _serve(request, answer)
         code = ending.code
         if code not in SAME_PROCESS:
             break

@@ -134,11 +134,13 @@ def verify(store: Path | str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def read_saved(store: Path | str) -> Saved:
-    """What the one run of a store has saved."""
+def read_saved(store: Path | str, name: str | None = None) -> Saved:
+    """What a run has saved; without its name, the one run of a store."""
     opened = open_store(str(store), create=False)
-    (summary,) = list_runs(opened)
-    run, _ = read_run(opened, summary.name)
+    if name is None:
+        (summary,) = list_runs(opened)
+        name = summary.name
+    run, _ = read_run(opened, name)
     newest = run.newest_state()
     return Saved(
         {step: run.load_checkpoint(step) for step in run.checkpoint_steps()},
