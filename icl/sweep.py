@@ -5,14 +5,15 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
 from icl.core.backend import BackendUnavailableError
 from icl.core.spec import SpecError
-from icl.engines.devices import default_devices, held, parse_devices
+from icl.engines.devices import default_devices, default_kind, held, parse_devices
 from icl.engines.local import LocalEngine
+from icl.engines.ray import run_on_ray
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
 from icl.engines.work import Work, count_words
@@ -65,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         "75 interrupted (run again to go on).",
     )
     parser.add_argument("file", metavar="FILE", help="a JSON file: a base spec and axes over its fields")
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="who divides the work: default local"
+    )
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS", help="of the cluster; default RAY_ADDRESS, else a local one"
+    )
     parser.add_argument("--store", metavar="URL", help="override run.store of every run")
     parser.add_argument(
         "--devices",
@@ -95,30 +102,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Namespace) -> int:
-    backends = sorted({member.spec.run.backend for member in sweep.members})
-    if options.devices is None and len(backends) > 1:
-        raise SpecError(f"run.backend: got {', '.join(backends)} in one sweep; expected one, or --devices. Add it.")
-    devices = parse_devices(options.devices) if options.devices else default_devices(backends[0])
     states = run_states(store, [(member.name, member.spec) for member in sweep.members], pause=lambda seconds: None)
     work = Work(store, sweep.members, states, retry_failed=options.retry_failed, max_attempts=options.max_attempts)
     grace = max(member.spec.run.grace_seconds for member in sweep.members) + _AFTER_GRACE_SECONDS
-    with held(devices) as keep, StopRequest(grace + _AFTER_GRACE_SECONDS) as should_stop:
-        engine = LocalEngine(
-            work,
-            devices,
-            session.folder,
-            keep=keep,
-            allow_backend_change=options.allow_backend_change,
-            max_worker_failures=options.max_worker_failures,
-        )
-        logger.info("logs: %s", session.folder)
-        table = Table(sys.stderr)
+    table = Table(sys.stderr)
 
-        def show(status: dict[str, Any]) -> None:
-            session.write_status(status)
-            table.show(status)
+    def show(status: dict[str, Any]) -> None:
+        session.write_status(status)
+        table.show(status)
 
-        engine.run(should_stop, grace, show)
+    with StopRequest(grace + _AFTER_GRACE_SECONDS) as should_stop:
+        if options.engine == "ray":
+            _on_ray(sweep, work, options, should_stop, grace, show)
+        else:
+            _here(sweep, work, session, options, should_stop, grace, show)
         stopped = should_stop()
     for job in work.jobs:
         if job.state.word == "failed":
@@ -128,6 +125,60 @@ def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Names
     if counts["complete"] == len(work.jobs):
         return 0
     return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
+
+
+def _here(
+    sweep: Sweep,
+    work: Work,
+    session: Session,
+    options: argparse.Namespace,
+    should_stop: Callable[[], bool],
+    grace: float,
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    devices = parse_devices(options.devices) if options.devices else default_devices(_backend_of(sweep))
+    with held(devices) as keep:
+        engine = LocalEngine(
+            work,
+            devices,
+            session.folder,
+            keep=keep,
+            allow_backend_change=options.allow_backend_change,
+            max_worker_failures=options.max_worker_failures,
+        )
+        logger.info("logs: %s", session.folder)
+        engine.run(should_stop, grace, show)
+
+
+def _on_ray(
+    sweep: Sweep,
+    work: Work,
+    options: argparse.Namespace,
+    should_stop: Callable[[], bool],
+    grace: float,
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    kind = options.devices or default_kind(_backend_of(sweep))
+    if kind not in ("cpu", "cuda", "tpu"):
+        raise SpecError(
+            f"--devices: got {kind!r}; expected cpu, cuda or tpu with --engine ray, one of it for each task."
+        )
+    run_on_ray(
+        work,
+        kind,
+        address=options.ray_address,
+        should_stop=should_stop,
+        grace_seconds=grace,
+        show=show,
+        allow_backend_change=options.allow_backend_change,
+    )
+
+
+def _backend_of(sweep: Sweep) -> str:
+    backends = sorted({member.spec.run.backend for member in sweep.members})
+    if len(backends) > 1:
+        raise SpecError(f"run.backend: got {', '.join(backends)} in one sweep; expected one, or --devices. Add it.")
+    return backends[0]
 
 
 def _list(sweep: Sweep, store: Store) -> int:

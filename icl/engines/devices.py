@@ -96,10 +96,18 @@ def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> lis
     return [Device(kind, index) for index in chosen]
 
 
+def default_kind(backend: str, environment: Mapping[str, str] = os.environ) -> Kind:
+    """The kind of device for specs that ask for `backend`; never another instead."""
+    if backend == "xla":
+        return "cpu" if environment.get("PJRT_DEVICE") == "CPU" else "tpu"
+    if backend not in ("cpu", "cuda"):
+        raise SpecError(f"run.backend: got {backend!r}; expected cpu, cuda or xla. Correct it.")
+    return "cuda" if backend == "cuda" else "cpu"
+
+
 def default_devices(backend: str, environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """Every device here for specs that ask for `backend`; never another kind instead."""
-    on_processor = backend == "cpu" or (backend == "xla" and environment.get("PJRT_DEVICE") == "CPU")
-    return parse_devices("cpu" if on_processor else {"xla": "tpu"}.get(backend, backend), environment)
+    """Every device here of that kind."""
+    return parse_devices(default_kind(backend, environment), environment)
 
 
 def find_devices(kind: Kind, environment: Mapping[str, str] = os.environ) -> list[Device]:
@@ -156,10 +164,10 @@ def _locked(path: Path, device: Device) -> Iterator[IO[str]]:
 def _indices(what: str, text: str) -> list[int]:
     chosen: list[int] = []
     for part in what.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
             raise SpecError(f"--devices: got {text!r}; expected numbers and ranges such as 0-3 or 0,2.")
-        chosen += range(int(first), int(last or first) + 1)
+        chosen += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(chosen)) < len(chosen):
         raise SpecError(f"--devices: got {text!r}; expected each device once.")
     return chosen

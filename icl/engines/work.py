@@ -66,19 +66,26 @@ class Work:
         A run that just failed at `where` is left to others if there is anything else to do.
         """
         with self._changed:
-            while True:
-                waiting = [job for job in self.jobs if job.is_open and job.state.word != "running"]
-                if self._stopping or not any(job.is_open for job in self.jobs):
-                    return None
-                due = min((job.not_before for job in waiting), default=None)
-                now = time.monotonic()
-                if due is not None and due <= now:
-                    ready = [job for job in waiting if job.not_before <= now]
-                    job = min(ready, key=lambda job: job.attempts > 0 and job.where == where)
-                    job.where = where
-                    job.state = attrs.evolve(job.state, word="running", note="")
+            while not self._stopping and any(job.is_open for job in self.jobs):
+                job = self.take_due(where)
+                if job is not None:
                     return job
-                self._changed.wait(None if due is None else due - now)
+                due = min((job.not_before for job in self._waiting()), default=None)
+                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+            return None
+
+    def take_due(self, where: str) -> Job | None:
+        """The same without waiting."""
+        with self._changed:
+            ready = [job for job in self._waiting() if job.not_before <= time.monotonic()]
+            if self._stopping or not ready:
+                return None
+            job = min(ready, key=lambda job: job.attempts > 0 and job.where == where)
+            job.state, job.where = attrs.evolve(job.state, word="running", note=""), where
+            return job
+
+    def _waiting(self) -> list[Job]:
+        return [job for job in self.jobs if job.is_open and job.state.word != "running"]
 
     def settle(self, job: Job, result: Ending | int) -> None:
         """Say how an attempt at a run that was taken ended: as an ending, or as the exit code of a dead process."""

@@ -1,0 +1,67 @@
+"""Sweeps whose workers, devices and nodes die."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from icl.engines.devices import Device
+from icl.engines.local import LocalEngine
+from icl.engines.work import Work
+from icl.io.states import RunState
+from icl.io.store import open_store
+from icl.io.sweepfile import load_sweep
+from tests.faults.campaign import differences, read_saved
+from tests.faults.chaos import Place, chaos, write_sweep
+
+
+def test_a_sweep_survives_the_death_of_workers_and_of_itself(tmp_path: Path) -> None:
+    """The long version: python -m tests.faults.chaos."""
+    result = chaos(tmp_path, runs=8, workers=2, interval=2.0, sweep_kills=1, seed=1)
+    assert not result.faults
+    assert result.equal == 8
+    assert result.sweep_kills == 1
+    assert result.worker_kills >= 2
+
+
+def test_a_bad_device_takes_no_more_runs_and_spoils_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Field fault 62: here a GPU that is not there, beside a processor that is."""
+    monkeypatch.setattr("icl.engines.local.pause_after", lambda failures: 0.0)
+    sweep, store = load_sweep(write_sweep(tmp_path, 3), store=str(tmp_path / "store")), str(tmp_path / "store")
+    states = [RunState(member.name, "pending", 0, 240) for member in sweep.members]
+    work = Work(open_store(store), sweep.members, states)
+    engine = LocalEngine(work, [Device("cuda", "99"), Device("cpu", "0")], tmp_path, max_worker_failures=2)
+    engine.run(lambda: False, 10.0, lambda status: None)
+    assert [job.state.word for job in work.jobs] == ["complete"] * 3
+    assert "cuda:99 takes no more runs after 2 failures in a row" in caplog.text
+
+
+def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
+    """Two nodes in a network namespace with a loopback interface alone; one dies while it trains."""
+    calm = Place(tmp_path, write_sweep(tmp_path, 4), "calm")
+    assert calm.start("cpu:2").wait(300) == 0
+    ended = subprocess.run(
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--net",
+            sys.executable,
+            "-m",
+            "tests.faults.ray_nodes",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert len(told["attempts"]) == 2
+    assert told["died"] in told["attempts"]
+    for member in load_sweep(calm.file).members:
+        assert not differences(read_saved(calm.store, member.name), read_saved(tmp_path / "store", member.name))
