@@ -23,6 +23,7 @@ check: $(TEST_VENV)/ready  ## format, lint and types
 bench: $(TEST_VENV)/ready  ## the benchmarks that take minutes, into benchmarks/results/
 	$(TEST_VENV)/bin/python -m benchmarks.train_step --save
 	$(TEST_VENV)/bin/python -m benchmarks.baselines --save
+	$(TEST_VENV)/bin/python -m benchmarks.sweep_throughput --save
 	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.xla_host_time --save
 	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.placement --save
 
