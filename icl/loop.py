@@ -30,6 +30,8 @@ from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_pool, training_seed
 from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
+from icl.io.mirror import describe_wandb, mirrored
+from icl.io.names import run_name
 from icl.io.owner import owned
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
@@ -84,6 +86,8 @@ def execute(
     backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
     run = open_run(open_store(spec.run.store), spec)
     if run.status() == "complete":
+        with mirrored(spec, run.name, total, run.metrics) as mirror:
+            mirror.status = "complete"
         return Outcome(spec.run.store, run.name, total, "already_complete")
     with owned(run.store, run.name, every=spec.run.heartbeat_seconds, should_stop=should_stop) as ownership:
         if ownership.lost:
@@ -114,13 +118,20 @@ def _train(
     persist = spec.run.on_save_failure == "continue"
     num_threads = run.store.concurrency(SAVES_AT_ONCE)
     with (
+        ExitStack() as mirroring,  # which ends when everything is saved
         ExitStack() as tracing,
         _failure_recorded(run, attempt),
         Writer(persist=persist, num_threads=num_threads) as writer,
     ):
         state = _state_to_go_on_from(run, spec, backend, found, allow_backend_change)
+        mirror = mirroring.enter_context(mirrored(spec, run.name, start, run.metrics))
+
+        def tell(at: int, row: Mapping[str, float]) -> None:
+            mirror.log(at, row)
+            progress(at, row)
+
         with profiler.phase("evaluate"):
-            session = _Session(spec, backend, run, pool, progress, profiler, writer, saved=start)
+            session = _Session(spec, backend, run, pool, tell, profiler, writer, saved=start)
         state = backend.to_device(state)
         session.visit(start, state, save_state=False)
         advance = build_train(spec, backend)
@@ -144,7 +155,8 @@ def _train(
         status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
         if not stopping:
             writer.submit(lambda: run.mark_complete({"step": total}))
-        end = {"to_step": step, "status": status, "profile": profiler.profile}
+        mirror.status = status
+        end = {"to_step": step, "status": status, "profile": profiler.profile, "wandb_url": mirror.url}
         writer.submit(lambda: run.record_end(attempt, end))
     return Outcome(spec.run.store, run.name, step, status, profiler.profile)
 
@@ -309,6 +321,7 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
         "versions": {package: version(package) for package in packages},
         "backend": backend.describe(),
         "run": spec_to_data(spec)["run"],
+        "wandb": describe_wandb(spec, run_name(spec)),
     }
 
 

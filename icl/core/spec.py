@@ -90,7 +90,6 @@ _TEXT = Rule(
     "a non-empty string without control characters",
     {"type": "string", "pattern": r"^[^\u0000-\u001f\u007f]+$"},
 )
-_ONLY_NULL = Rule(lambda value: value is None, "null (logging to W&B comes with a later version)", {"type": "null"})
 _SEED = _integer(0, 2**64 - 1)
 _COUNT = _integer(1)
 
@@ -223,6 +222,16 @@ class StepsSpec:
 
 
 @attrs.frozen(kw_only=True)
+class WandbSpec:
+    """Where W&B mirrors the metrics; the account is the one that `wandb login` or WANDB_API_KEY names."""
+
+    project: str = attrs.field(default="icl", validator=_TEXT)
+    entity: str | None = attrs.field(default=None, validator=_optional(_TEXT))
+    group: str | None = attrs.field(default=None, validator=_optional(_TEXT))
+    mode: Literal["online", "offline"] = attrs.field(default="online", validator=_choice("online", "offline"))
+
+
+@attrs.frozen(kw_only=True)
 class RunSpec:
     """How and where: none of this changes a bit of the result, except that another `backend` rounds differently."""
 
@@ -241,7 +250,7 @@ class RunSpec:
         default=None, converter=_float, validator=_optional(_number(0, above=True))
     )
     grace_seconds: float = attrs.field(default=8.0, converter=_float, validator=_number(0, above=True))
-    wandb: None = attrs.field(default=None, validator=_ONLY_NULL)
+    wandb: WandbSpec | None = attrs.field(default=None, metadata={"of": WandbSpec})
 
 
 @attrs.frozen(kw_only=True)

@@ -110,7 +110,11 @@ def spec_json_schema() -> dict[str, Any]:
 def _schema_of(cls: type) -> dict[str, Any]:
     properties = {}
     for field in attrs.fields(cls):
-        properties[field.name] = dict(field.validator.schema) if _is_leaf(field) else _schema_of(field.type)
+        if _is_leaf(field):
+            properties[field.name] = dict(field.validator.schema)
+        else:
+            inner = _schema_of(_nested(field))
+            properties[field.name] = {"anyOf": [inner, {"type": "null"}]} if _may_be_null(field) else inner
     required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
     schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
     return schema | ({"description": cls.__doc__.splitlines()[0]} if cls.__doc__ else {})
@@ -118,6 +122,16 @@ def _schema_of(cls: type) -> dict[str, Any]:
 
 def _is_leaf(field: "attrs.Attribute[Any]") -> bool:
     return isinstance(field.validator, Rule)
+
+
+def _nested(field: "attrs.Attribute[Any]") -> type:
+    """The class of a field that is an object, or null where its metadata names the class."""
+    nested: Any = field.metadata.get("of", field.type)
+    return nested  # type: ignore[no-any-return]
+
+
+def _may_be_null(field: "attrs.Attribute[Any]") -> bool:
+    return "of" in field.metadata
 
 
 def _keys(cls: type) -> list[str]:
@@ -130,7 +144,9 @@ def _register(converter: cattrs.Converter, cls: type) -> None:
         if _is_leaf(field):
             overrides[field.name] = override(struct_hook=_leaf_hook(field))
         else:
-            _register(converter, field.type)
+            _register(converter, _nested(field))
+        if _may_be_null(field):
+            overrides[field.name] = override(struct_hook=_null_hook(converter, _nested(field)))
     function: Any = make_dict_structure_fn(
         cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **overrides
     )
@@ -141,6 +157,10 @@ def _register(converter: cattrs.Converter, cls: type) -> None:
         return function(dict(data), cls)
 
     converter.register_structure_hook(cls, structure)
+
+
+def _null_hook(converter: cattrs.Converter, cls: type) -> Any:
+    return lambda value, _: None if value is None else converter.structure(value, cls)
 
 
 def _leaf_hook(field: "attrs.Attribute[Any]") -> Any:

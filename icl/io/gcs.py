@@ -21,8 +21,10 @@ _ROLE = "Give the account the role Storage Object User (roles/storage.objectUser
 _LATER = "What was saved before is intact; run again later."
 
 
-def require_gcsfs() -> None:
-    """Raise ImportError, saying what to install, where gcsfs is missing."""
+def prepare_gcsfs() -> None:
+    """What must be so before gcsfs is imported. Raises ImportError, saying what to install, where it is missing."""
+    # Otherwise gcsfs asks over gRPC, for minutes where that is closed, what kind of bucket it has.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     if importlib.util.find_spec("gcsfs") is None:
         raise ImportError("gcsfs is not installed: pip install 'icl[gcs]'")
 
@@ -35,8 +37,6 @@ def filesystem() -> Any:
 
     Raises: one of `failures()` when there are no credentials.
     """
-    # Otherwise gcsfs asks over gRPC, for minutes where that is closed, what kind of bucket it has.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import aiohttp
     from gcsfs.core import GCSFileSystem
 

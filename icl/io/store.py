@@ -147,7 +147,7 @@ def _open_gcs(url: str) -> Store:
     root = url.split("://", 1)[1].rstrip("/")
     if not root or "" in root.split("/"):
         raise ValueError("no bucket, or a folder without a name")
-    gcs.require_gcsfs()
+    gcs.prepare_gcsfs()
     kind = _Kind(gcs.create, gcs.replace, gcs.failures(), gcs.explain, gcs.CONCURRENCY)
     with Store(url, None, root, kind)._errors("."):
         files = gcs.filesystem()

@@ -1,5 +1,6 @@
 """Google Cloud Storage: what is set up, what is asked, and what a user is told when it fails. Against the emulator."""
 
+import os
 import subprocess
 import sys
 
@@ -140,3 +141,11 @@ def test_requests_are_told_apart() -> None:
     assert Request("POST", "/upload/storage/v1/b/b/o?ifGenerationMatch=0").call == "create"
     assert Request("POST", "/upload/storage/v1/b/b/o?uploadType=multipart").call == "replace"
     assert Request("GET", "/download/storage/v1/b/b/o/x?alt=media").call == "read"
+
+
+def test_gcsfs_is_imported_without_its_grpc_part(gcs: Emulator) -> None:
+    """In a fresh process: it decides when it is imported, and asking over gRPC takes minutes where that is shut."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GCSFS_")}
+    code = f"import icl, sys; icl.list_runs('gs://{BUCKET}/x'); print('gcsfs.extended_gcsfs' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
+    assert done.stdout == "False\n", done.stderr

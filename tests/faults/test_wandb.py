@@ -1,0 +1,165 @@
+"""W&B, with its own client, against a server of ours that answers, refuses, stalls or is not there."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icl.core.plan import build_plan
+from icl.io.codec import spec_from_data
+from icl.io.names import run_name
+from icl.results import load_run
+from tests.faults.campaign import SPEC, finish, wait_until
+from tests.wandb_server import ENTITY, ServedRun, WandbServer, free_port, wandb_server
+
+TRACKED: dict[str, Any] = {**SPEC, "run": {**SPEC["run"], "wandb": {"project": "icl"}}}
+LONG: dict[str, Any] = {**TRACKED, "training": {"total_steps": 100_000, "batch_size": 8}}
+NAME = run_name(spec_from_data(SPEC))
+
+
+@pytest.fixture
+def server() -> Iterator[WandbServer]:
+    with wandb_server() as running:
+        yield running
+        assert not running.unknown
+
+
+def start(
+    folder: Path, spec: dict[str, Any], environment: dict[str, str], command: list[str] | None = None
+) -> subprocess.Popen[str]:
+    """`python -m icl.run` or another command, with its W&B folder and home in `folder`."""
+    (folder / "spec.json").write_text(json.dumps(spec))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            command or [sys.executable, "-m", "icl.run", str(folder / "spec.json"), "--store", str(folder / "store")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=folder,
+            env={**clean, "HOME": str(folder), "WANDB_ERROR_REPORTING": "false", **environment},
+        )
+
+
+def steps_in(run: ServedRun) -> list[int]:
+    return [row["step"] for row in run.history()]
+
+
+def assert_whole(run: ServedRun, spec: dict[str, Any], store: Path) -> None:
+    """Every planned step once, in order, with the values of the store."""
+    parsed = spec_from_data(spec)
+    plan, rows = build_plan(parsed), load_run(str(store), run_name(parsed))._directory.metrics()
+    assert steps_in(run) == sorted({*plan.log, *plan.evaluate})
+    for row in run.history():
+        ours = {key: value for key, value in row.items() if not key.startswith("_") and key != "step"}
+        assert ours == rows[row["step"]]
+
+
+def test_a_run_is_mirrored_whole(tmp_path: Path, server: WandbServer) -> None:
+    assert finish(start(tmp_path, TRACKED, server.environment))[0] == 0
+    run = server.runs[NAME]
+    assert_whole(run, TRACKED, tmp_path / "store")
+    assert run.state == "finished"
+    told = run.told()
+    assert told["task"]["num_tasks"] == 5
+    assert (told["icl"]["run"], told["icl"]["store"]) == (NAME, str(tmp_path / "store"))
+    (attempt,) = load_run(str(tmp_path / "store"), NAME).attempts()
+    assert attempt["wandb"] == {"entity": None, "project": "icl", "id": NAME, "sweep": None, "mode": "online"}
+    assert attempt["wandb_url"].endswith(f"/{ENTITY}/icl/runs/{NAME}")
+
+
+UNTIL = """
+import os, sys, time
+from icl.io.codec import load_spec, with_run
+from icl.loop import execute
+spec, store, last, gate = sys.argv[1:]
+reached = False
+def progress(step, row):
+    global reached
+    while step >= int(last) and not os.path.exists(gate):
+        time.sleep(0.01)
+    reached = step >= int(last)
+print(execute(with_run(load_spec(spec), store=store), should_stop=lambda: reached, progress=progress).status)
+"""
+
+
+def test_resumed_history_has_no_holes_and_no_repeats(tmp_path: Path, server: WandbServer) -> None:
+    """Field faults 50 and 58: killed beyond its last state, stopped, trained without W&B, and whole in one W&B run."""
+
+    def train_until(step: int, **environment: str) -> subprocess.Popen[str]:
+        """A process that trains to a step, and stops there as soon as the gate is open."""
+        given = [str(tmp_path / "spec.json"), str(tmp_path / "store"), str(step), str(gate)]
+        return start(tmp_path, TRACKED, {**server.environment, **environment}, [sys.executable, "-c", UNTIL, *given])
+
+    def rows() -> int:
+        return len(server.runs.get(NAME, ServedRun("")).history())
+
+    gate = tmp_path / "gate"
+    process = train_until(100)
+    wait_until(lambda: rows() >= 30, process)
+    process.kill()
+    finish(process)
+    states = [int(path.stem[5:]) for path in tmp_path.glob("store/*/state/step-*")]
+    assert max(states) <= 100
+    gate.touch()
+    dead = f"http://127.0.0.1:{free_port()}"
+    assert finish(train_until(150, WANDB_BASE_URL=dead)) == (0, "interrupted\n")
+    assert rows() < 45
+    gate.unlink()
+    process = train_until(200)
+    wait_until(lambda: rows() >= 60, process)
+    gate.touch()
+    assert finish(process) == (0, "interrupted\n")
+    assert server.runs[NAME].state == "preempted"
+    assert finish(start(tmp_path, TRACKED, server.environment))[0] == 0
+    assert_whole(server.runs[NAME], TRACKED, tmp_path / "store")
+    assert server.runs[NAME].state == "finished"
+    assert list(server.runs) == [NAME]
+
+
+def test_a_complete_run_brings_w_and_b_up_to_date(tmp_path: Path, server: WandbServer) -> None:
+    assert finish(start(tmp_path, SPEC, {}))[0] == 0
+    code, said = finish(start(tmp_path, TRACKED, server.environment))
+    assert (code, json.loads(said)["status"]) == (0, "already_complete")
+    assert_whole(server.runs[NAME], TRACKED, tmp_path / "store")
+
+
+@pytest.mark.parametrize("behaviour", ["refuse", "stall", "dead", "no account"])
+def test_a_server_that_fails_never_stops_training(tmp_path: Path, server: WandbServer, behaviour: str) -> None:
+    environment = dict(server.environment)
+    if behaviour == "dead":
+        environment["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
+    elif behaviour == "no account":
+        del environment["WANDB_API_KEY"]
+    else:
+        server.behaviour = behaviour  # type: ignore[assignment]
+    assert finish(start(tmp_path, TRACKED, environment))[0] == 0
+    assert load_run(str(tmp_path / "store"), NAME).status == "complete"
+    log = (tmp_path / "log").read_text()
+    assert log.count("W&B: got") == 1
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("behaviour", ["answer", "stall"])
+def test_a_signal_is_obeyed_in_time(tmp_path: Path, server: WandbServer, behaviour: str) -> None:
+    process = start(tmp_path, LONG, server.environment)
+    name = run_name(spec_from_data(LONG))
+    wait_until(lambda: len(server.runs.get(name, ServedRun("")).history()) > 2, process)
+    server.behaviour = behaviour  # type: ignore[assignment]
+    begun = time.monotonic()
+    process.terminate()
+    assert finish(process)[0] == 75
+    assert time.monotonic() - begun < 10
+
+
+def test_offline_needs_no_account(tmp_path: Path) -> None:
+    spec = {**TRACKED, "run": {**TRACKED["run"], "wandb": {"mode": "offline"}}}
+    assert finish(start(tmp_path, spec, {}))[0] == 0
+    assert len(list(tmp_path.glob(f"wandb/offline-run-*-{NAME}"))) == 1
+    assert "W&B: got" not in (tmp_path / "log").read_text()
