@@ -2,23 +2,28 @@
 
 import argparse
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
 from icl.core.backend import BackendUnavailableError
-from icl.core.spec import SpecError
-from icl.engines.devices import default_devices, default_kind, held, parse_devices
+from icl.core.spec import SpecError, WandbSpec
+from icl.engines.devices import Device, default_devices, default_kind, held, parse_devices
 from icl.engines.local import LocalEngine
 from icl.engines.ray import run_on_ray
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
+from icl.engines.wandb import register_sweep, run_agents
+from icl.engines.wandb_agent import AgentTask
 from icl.engines.work import Work, count_words
 from icl.io.errors import CheckpointError, StoreError
-from icl.io.states import run_states
+from icl.io.states import RunState, run_states
 from icl.io.store import Store, open_store
 from icl.io.sweepfile import Sweep, describe_values, load_sweep
 from icl.stopping import EXIT_INTERRUPTED, StopRequest
@@ -67,11 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE", help="a JSON file: a base spec and axes over its fields")
     parser.add_argument(
-        "--engine", choices=("local", "ray"), default="local", help="who divides the work: default local"
+        "--engine", choices=("local", "ray", "wandb"), default="local", help="who divides the work: default local"
     )
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster; default RAY_ADDRESS, else a local one"
     )
+    parser.add_argument("--wandb-sweep", metavar="ID", help="join this W&B sweep (entity/project/id) of the same file")
     parser.add_argument("--store", metavar="URL", help="override run.store of every run")
     parser.add_argument(
         "--devices",
@@ -101,77 +107,130 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@attrs.frozen
+class _Training:
+    """A sweep that is to be trained, by one engine or another; each says where the runs stand at the end."""
+
+    sweep: Sweep
+    store: Store
+    session: Session
+    options: argparse.Namespace
+    should_stop: Callable[[], bool]
+    table: Table
+
+    def here(self) -> list[RunState]:
+        """On the devices of this machine."""
+        devices = self._devices()
+        with held(devices) as keep:
+            work = self._work()
+            engine = LocalEngine(
+                work,
+                devices,
+                self.session.folder,
+                keep=keep,
+                allow_backend_change=self.options.allow_backend_change,
+                max_worker_failures=self.options.max_worker_failures,
+            )
+            engine.run(self.should_stop, _grace_seconds(self.sweep), self._show)
+            return work.states()
+
+    def on_ray(self) -> list[RunState]:
+        """On a Ray cluster."""
+        kind = self.options.devices or default_kind(_backend_of(self.sweep))
+        if kind not in ("cpu", "cuda", "tpu"):
+            raise SpecError(f"--devices: got {kind!r}; expected cpu, cuda or tpu with --engine ray, one for each task.")
+        work = self._work()
+        run_on_ray(
+            work,
+            kind,
+            address=self.options.ray_address,
+            should_stop=self.should_stop,
+            grace_seconds=_grace_seconds(self.sweep),
+            show=self._show,
+            allow_backend_change=self.options.allow_backend_change,
+        )
+        return work.states()
+
+    def on_wandb(self) -> list[RunState]:
+        """By W&B's agents on the devices of this machine; what they leave undone is registered once more."""
+        devices, joined = self._devices(), self.options.wandb_sweep
+        options = self.options
+        retry_failed = options.retry_failed
+
+        def task(device: Device) -> AgentTask:
+            return AgentTask(os.path.abspath(options.file), _place(self.store.url), device, options.max_attempts)
+
+        def show(workers: list[dict[str, Any]]) -> None:
+            self._show({"counts": count_words(self._states()), "workers": workers})
+
+        with held(devices) as keep:
+            for _ in range(options.max_attempts):
+                done = ("complete",) if retry_failed else ("complete", "failed")
+                left = [state.name for state in self._states() if state.word not in done]
+                if not left or self.should_stop():
+                    break
+                wandb = self.sweep.members[0].spec.run.wandb or WandbSpec()
+                queue = joined or register_sweep(wandb, self.sweep.name, left)
+                logger.info("W&B sweep %s; other machines join with --engine wandb --wandb-sweep %s", queue, queue)
+                run_agents(
+                    queue,
+                    devices,
+                    task,
+                    self.session.folder,
+                    should_stop=self.should_stop,
+                    grace_seconds=_grace_seconds(self.sweep),
+                    show=show,
+                    keep=keep,
+                    max_worker_failures=options.max_worker_failures,
+                )
+                if joined:
+                    break
+                retry_failed = False
+        return self._states()
+
+    def _devices(self) -> list[Device]:
+        if self.options.devices:
+            return parse_devices(self.options.devices)
+        return default_devices(_backend_of(self.sweep))
+
+    def _work(self) -> Work:
+        return Work(
+            self.store,
+            self.sweep.members,
+            self._states(),
+            retry_failed=self.options.retry_failed,
+            max_attempts=self.options.max_attempts,
+        )
+
+    def _states(self) -> list[RunState]:
+        """Where the runs stand, without looking twice at those that other machines may be training."""
+        return run_states(self.store, [(m.name, m.spec) for m in self.sweep.members], pause=lambda seconds: None)
+
+    def _show(self, status: dict[str, Any]) -> None:
+        self.session.write_status(status)
+        self.table.show(status)
+
+
 def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Namespace) -> int:
-    states = run_states(store, [(member.name, member.spec) for member in sweep.members], pause=lambda seconds: None)
-    work = Work(store, sweep.members, states, retry_failed=options.retry_failed, max_attempts=options.max_attempts)
-    grace = max(member.spec.run.grace_seconds for member in sweep.members) + _AFTER_GRACE_SECONDS
-    table = Table(sys.stderr)
-
-    def show(status: dict[str, Any]) -> None:
-        session.write_status(status)
-        table.show(status)
-
-    with StopRequest(grace + _AFTER_GRACE_SECONDS) as should_stop:
-        if options.engine == "ray":
-            _on_ray(sweep, work, options, should_stop, grace, show)
-        else:
-            _here(sweep, work, session, options, should_stop, grace, show)
+    with StopRequest(_grace_seconds(sweep) + _AFTER_GRACE_SECONDS) as should_stop:
+        training = _Training(sweep, store, session, options, should_stop, Table(sys.stderr))
+        logger.info("logs: %s", session.folder)
+        engines = {"local": training.here, "ray": training.on_ray, "wandb": training.on_wandb}
+        states = engines[options.engine]()
         stopped = should_stop()
-    for job in work.jobs:
-        if job.state.word == "failed":
-            logger.error("%s failed at step %d: %s", job.member.name, job.state.step, job.state.note)
-    counts = count_words(work.jobs)
+    for state in states:
+        if state.word == "failed":
+            logger.error("%s failed at step %d: %s", state.name, state.step, state.note)
+    counts = count_words(states)
     print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
-    if counts["complete"] == len(work.jobs):
+    if counts["complete"] == len(states):
         return 0
     return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
 
 
-def _here(
-    sweep: Sweep,
-    work: Work,
-    session: Session,
-    options: argparse.Namespace,
-    should_stop: Callable[[], bool],
-    grace: float,
-    show: Callable[[dict[str, Any]], None],
-) -> None:
-    devices = parse_devices(options.devices) if options.devices else default_devices(_backend_of(sweep))
-    with held(devices) as keep:
-        engine = LocalEngine(
-            work,
-            devices,
-            session.folder,
-            keep=keep,
-            allow_backend_change=options.allow_backend_change,
-            max_worker_failures=options.max_worker_failures,
-        )
-        logger.info("logs: %s", session.folder)
-        engine.run(should_stop, grace, show)
-
-
-def _on_ray(
-    sweep: Sweep,
-    work: Work,
-    options: argparse.Namespace,
-    should_stop: Callable[[], bool],
-    grace: float,
-    show: Callable[[dict[str, Any]], None],
-) -> None:
-    kind = options.devices or default_kind(_backend_of(sweep))
-    if kind not in ("cpu", "cuda", "tpu"):
-        raise SpecError(
-            f"--devices: got {kind!r}; expected cpu, cuda or tpu with --engine ray, one of it for each task."
-        )
-    run_on_ray(
-        work,
-        kind,
-        address=options.ray_address,
-        should_stop=should_stop,
-        grace_seconds=grace,
-        show=show,
-        allow_backend_change=options.allow_backend_change,
-    )
+def _grace_seconds(sweep: Sweep) -> float:
+    """How long workers may take to stop: what the runs may, and a little more."""
+    return max(member.spec.run.grace_seconds for member in sweep.members) + _AFTER_GRACE_SECONDS
 
 
 def _backend_of(sweep: Sweep) -> str:
@@ -235,6 +294,10 @@ def _store_of(sweep: Sweep) -> str:
     if len(stores) != 1:
         raise SpecError(f"run.store: got {', '.join(stores)} in one sweep; expected one. Give --store.")
     return stores[0]
+
+
+def _place(store: str) -> str:
+    return store if "://" in store else os.path.abspath(store)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -92,7 +92,7 @@ class LocalEngine:
                     "note": slot.note,
                 }
             )
-        return {"counts": count_words(self._work.jobs), "workers": workers}
+        return {"counts": count_words(self._work.states()), "workers": workers}
 
     def _join(self, seconds: float) -> bool:
         """Wait for so long; whether everything has ended."""

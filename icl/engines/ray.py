@@ -56,7 +56,7 @@ def run_on_ray(
             done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=seconds) if tasks else ([], [])
             for task in done:
                 work.settle(tasks.pop(task), _result_of(ray, task))
-            show({"counts": count_words(work.jobs), "workers": []})
+            show({"counts": count_words(work.states()), "workers": []})
 
         while not should_stop() and any(job.is_open for job in work.jobs):
             while (job := work.take_due("ray")) is not None:

@@ -60,6 +60,10 @@ class Work:
         self._changed = threading.Condition()
         self._stopping = False
 
+    def states(self) -> list[RunState]:
+        """Where each run stands, in order."""
+        return [job.state for job in self.jobs]
+
     def take(self, where: str) -> Job | None:
         """The next run to train, waiting for one to be due; None when there will be none.
 
@@ -143,7 +147,7 @@ def describe(result: Ending | int) -> str:
     return f"the process was ended by {signal.Signals(-result).name}"
 
 
-def count_words(jobs: Sequence[Job]) -> Mapping[str, int]:
+def count_words(states: Sequence[RunState]) -> Mapping[str, int]:
     """How many runs are in each state."""
-    words = [job.state.word for job in jobs]
+    words = [state.word for state in states]
     return {word: words.count(word) for word in ("complete", "running", "stopped", "pending", "failed")}

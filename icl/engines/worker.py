@@ -54,8 +54,10 @@ def _requests() -> Iterator[dict[str, Any]]:
     waiting = queue.SimpleQueue[bytes]()
 
     def read() -> None:
-        for line in sys.stdin.buffer:
-            waiting.put(line)
+        # Not sys.stdin, whose lock a thread that waits would hold when the interpreter ends, which aborts it.
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                waiting.put(line)
         waiting.put(b"")
         if _training.is_set():
             os.kill(os.getpid(), signal.SIGTERM)

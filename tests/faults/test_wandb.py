@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from icl.core.plan import build_plan
 from icl.io.codec import spec_from_data
 from icl.io.names import run_name
+from icl.io.sweepfile import load_sweep
 from icl.results import load_run
 from tests.faults.campaign import SPEC, finish, wait_until
 from tests.wandb_server import ENTITY, ServedRun, WandbServer, free_port, wandb_server
@@ -163,3 +165,41 @@ def test_offline_needs_no_account(tmp_path: Path) -> None:
     assert finish(start(tmp_path, spec, {}))[0] == 0
     assert len(list(tmp_path.glob(f"wandb/offline-run-*-{NAME}"))) == 1
     assert "W&B: got" not in (tmp_path / "log").read_text()
+
+
+def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: WandbServer) -> None:
+    """W&B's own sweep and agents: four runs; one is preempted, given out again, and resumed under the same id."""
+    spec = {**TRACKED, "training": {"total_steps": 2000, "batch_size": 8}}
+    (tmp_path / "sweep.json").write_text(json.dumps({"base": spec, "grid": {"seeds.init": [0, 1, 2, 3]}}))
+    sweep, store = load_sweep(tmp_path / "sweep.json"), tmp_path / "store"
+    arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
+    environment = {**server.environment, "XDG_STATE_HOME": str(tmp_path / "state")}
+    process = start(tmp_path, spec, environment, [sys.executable, "-m", "icl.sweep", *arguments])
+    preempted: list[int] = []
+
+    def one_is_preempted() -> bool:
+        for run in server.runs.values():
+            if len(run.history()) > 20 and run.state == "running":
+                name = run.told()["icl"]["run"]
+                preempted.extend(attempt["pid"] for attempt in load_run(str(store), name).attempts())
+                os.kill(preempted[0], signal.SIGTERM)
+                return True
+        return False
+
+    assert wait_until(one_is_preempted, process)
+    code, said = finish(process)
+    assert (code, said) == (0, "4 complete\n"), (tmp_path / "log").read_text()
+    assert len(server.sweeps) == 1
+    assert len(server.runs) == 4
+    attempts = {}
+    for run in server.runs.values():
+        member = next(member for member in sweep.members if member.name == run.told()["icl"]["run"])
+        assert_whole(run, {**spec, "seeds": {"init": member.spec.seeds.init}}, store)
+        assert run.state == "finished"
+        attempts[run.id] = load_run(str(store), member.name).attempts()
+        assert {attempt["wandb"]["id"] for attempt in attempts[run.id]} == {run.id}
+        assert {attempt["environment"]["ICL_WORKER"] for attempt in attempts[run.id]} <= {"cpu:0", "cpu:1"}
+    (interrupted,) = [made for made in attempts.values() if len(made) == 2]
+    assert interrupted[0]["status"] == "interrupted"
+    assert interrupted[1]["from_step"] == interrupted[0]["to_step"] > 0
+    assert (interrupted[0]["pid"], interrupted[1]["status"]) == (preempted[0], "complete")

@@ -49,7 +49,7 @@ def test_every_run_is_given_out_once(tmp_path: Path) -> None:
         assert job
         some.settle(job, ending(0, "complete"))
     assert some.take("a") is None
-    assert count_words(some.jobs)["complete"] == 3
+    assert count_words(some.states())["complete"] == 3
 
 
 def test_failed_runs_are_taken_again_only_on_demand(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""What W&B's own agent is made to run here.
+
+`python -m icl.engines.wandb_agent agent SWEEP ...` is `wandb agent` that stops when its stdin ends, so that nothing is
+left behind; `... run ARGS.json` trains the run that the agent was given. Where the sweep file and the store are, and on
+which device, is in the environment, since it may differ from machine to machine.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+import attrs
+import orjson
+
+from icl.attempt import EXIT_SPEC, attempt
+from icl.core.spec import SpecError, WandbSpec
+from icl.engines.devices import Device
+from icl.io.codec import with_run
+from icl.io.errors import StoreError
+from icl.io.rundir import RunDir
+from icl.io.store import open_store
+from icl.io.sweepfile import Member, load_sweep
+from icl.stopping import StopRequest
+
+logger = logging.getLogger("icl")
+
+
+@attrs.frozen
+class AgentTask:
+    """What an agent's runs have to know; passed on as environment variables."""
+
+    file: str
+    store: str
+    device: Device
+    max_attempts: int
+
+    def environment(self) -> dict[str, str]:
+        """The variables, for `from_environment`."""
+        given = {"ICL_SWEEP_FILE": self.file, "ICL_SWEEP_STORE": self.store, "ICL_MAX_ATTEMPTS": str(self.max_attempts)}
+        return {**given, "ICL_WORKER": str(self.device)}
+
+    @classmethod
+    def from_environment(cls) -> "AgentTask":
+        """The task of this process."""
+        kind, _, number = os.environ["ICL_WORKER"].partition(":")
+        device = Device(kind, number)  # type: ignore[arg-type]
+        attempts = int(os.environ["ICL_MAX_ATTEMPTS"])
+        return cls(os.environ["ICL_SWEEP_FILE"], os.environ["ICL_SWEEP_STORE"], device, attempts)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code."""
+    if arguments[0] == "agent":
+        from wandb.cli.cli import cli
+
+        threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+        cli.main(arguments, prog_name="wandb", standalone_mode=False)
+        return 0
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        return _run(arguments[1], AgentTask.from_environment())
+    except (SpecError, StoreError) as error:
+        logger.error("error: %s", error)
+        return EXIT_SPEC
+
+
+def _stop_at_end_of_stdin() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock a thread that waits would hold when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run(args_file: str, task: AgentTask) -> int:
+    member = _member(args_file, task)
+    if _is_stuck(member, task):
+        logger.error("%s: %d attempts in a row got no further; not tried again", member.name, task.max_attempts)
+        return 1
+    run = member.spec.run
+    spec = with_run(member.spec, backend=task.device.backend(run.backend), wandb=run.wandb or WandbSpec())
+    logger.info("%s: begun", member.name)
+    with StopRequest(run.grace_seconds, run.watchdog_seconds) as should_stop:
+        ending = attempt(spec, should_stop=should_stop)
+    logger.info("%s: %s%s", ending.run, ending.status, f": {ending.error}" if ending.error else "")
+    return ending.code
+
+
+def _member(args_file: str, task: AgentTask) -> Member:
+    """The run that the agent names; the keys that W&B adds for itself do not matter."""
+    with open(args_file, "rb") as file:
+        name = orjson.loads(file.read()).get("run")
+    members = {member.name: member for member in load_sweep(task.file, store=task.store).members}
+    if name not in members:
+        raise SpecError(
+            f"{task.file}: got a W&B sweep that asks for {name!r}; expected a run of this file. Use the file that it "
+            "was registered from."
+        )
+    return members[name]
+
+
+def _is_stuck(member: Member, task: AgentTask) -> bool:
+    run = RunDir(open_store(task.store), member.name)
+    newest = max(run.state_steps(), default=0)
+    return [attempt["from_step"] for attempt in run.attempts()].count(newest) >= task.max_attempts
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
