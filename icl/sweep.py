@@ -2,28 +2,21 @@
 
 import argparse
 import logging
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import attrs
 
 from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
 from icl.core.backend import BackendUnavailableError
-from icl.core.spec import SpecError, WandbSpec
-from icl.engines.devices import Device, default_devices, default_kind, held, parse_devices
-from icl.engines.local import LocalEngine
-from icl.engines.ray import run_on_ray
+from icl.core.spec import SpecError
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
-from icl.engines.wandb import register_sweep, run_agents
-from icl.engines.wandb_agent import AgentTask
-from icl.engines.work import Work, count_words
+from icl.engines.training import SweepTraining, grace_seconds
+from icl.engines.work import count_words
 from icl.io.errors import CheckpointError, StoreError
-from icl.io.states import RunState, run_states
+from icl.io.states import run_states
 from icl.io.store import Store, open_store
 from icl.io.sweepfile import Sweep, describe_values, load_sweep
 from icl.stopping import EXIT_INTERRUPTED, StopRequest
@@ -107,116 +100,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@attrs.frozen
-class _Training:
-    """A sweep that is to be trained, by one engine or another; each says where the runs stand at the end."""
-
-    sweep: Sweep
-    store: Store
-    session: Session
-    options: argparse.Namespace
-    should_stop: Callable[[], bool]
-    table: Table
-
-    def here(self) -> list[RunState]:
-        """On the devices of this machine."""
-        devices = self._devices()
-        with held(devices) as keep:
-            work = self._work()
-            engine = LocalEngine(
-                work,
-                devices,
-                self.session.folder,
-                keep=keep,
-                allow_backend_change=self.options.allow_backend_change,
-                max_worker_failures=self.options.max_worker_failures,
-            )
-            engine.run(self.should_stop, _grace_seconds(self.sweep), self._show)
-            return work.states()
-
-    def on_ray(self) -> list[RunState]:
-        """On a Ray cluster."""
-        kind = self.options.devices or default_kind(_backend_of(self.sweep))
-        if kind not in ("cpu", "cuda", "tpu"):
-            raise SpecError(f"--devices: got {kind!r}; expected cpu, cuda or tpu with --engine ray, one for each task.")
-        work = self._work()
-        run_on_ray(
-            work,
-            kind,
-            address=self.options.ray_address,
-            should_stop=self.should_stop,
-            grace_seconds=_grace_seconds(self.sweep),
-            show=self._show,
-            allow_backend_change=self.options.allow_backend_change,
-        )
-        return work.states()
-
-    def on_wandb(self) -> list[RunState]:
-        """By W&B's agents on the devices of this machine; what they leave undone is registered once more."""
-        devices, joined = self._devices(), self.options.wandb_sweep
-        options = self.options
-        retry_failed = options.retry_failed
-
-        def task(device: Device) -> AgentTask:
-            return AgentTask(os.path.abspath(options.file), _place(self.store.url), device, options.max_attempts)
-
-        def show(workers: list[dict[str, Any]]) -> None:
-            self._show({"counts": count_words(self._states()), "workers": workers})
-
-        with held(devices) as keep:
-            for _ in range(options.max_attempts):
-                done = ("complete",) if retry_failed else ("complete", "failed")
-                left = [state.name for state in self._states() if state.word not in done]
-                if not left or self.should_stop():
-                    break
-                wandb = self.sweep.members[0].spec.run.wandb or WandbSpec()
-                queue = joined or register_sweep(wandb, self.sweep.name, left)
-                logger.info("W&B sweep %s; other machines join with --engine wandb --wandb-sweep %s", queue, queue)
-                run_agents(
-                    queue,
-                    devices,
-                    task,
-                    self.session.folder,
-                    should_stop=self.should_stop,
-                    grace_seconds=_grace_seconds(self.sweep),
-                    show=show,
-                    keep=keep,
-                    max_worker_failures=options.max_worker_failures,
-                )
-                if joined:
-                    break
-                retry_failed = False
-        return self._states()
-
-    def _devices(self) -> list[Device]:
-        if self.options.devices:
-            return parse_devices(self.options.devices)
-        return default_devices(_backend_of(self.sweep))
-
-    def _work(self) -> Work:
-        return Work(
-            self.store,
-            self.sweep.members,
-            self._states(),
-            retry_failed=self.options.retry_failed,
-            max_attempts=self.options.max_attempts,
-        )
-
-    def _states(self) -> list[RunState]:
-        """Where the runs stand, without looking twice at those that other machines may be training."""
-        return run_states(self.store, [(m.name, m.spec) for m in self.sweep.members], pause=lambda seconds: None)
-
-    def _show(self, status: dict[str, Any]) -> None:
-        self.session.write_status(status)
-        self.table.show(status)
-
-
 def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Namespace) -> int:
-    with StopRequest(_grace_seconds(sweep) + _AFTER_GRACE_SECONDS) as should_stop:
-        training = _Training(sweep, store, session, options, should_stop, Table(sys.stderr))
+    table = Table(sys.stderr)
+
+    def show(status: dict[str, Any]) -> None:
+        session.write_status(status)
+        table.show(status)
+
+    with StopRequest(grace_seconds(sweep) + _AFTER_GRACE_SECONDS) as should_stop:
+        training = SweepTraining(
+            sweep=sweep,
+            store=store,
+            folder=session.folder,
+            should_stop=should_stop,
+            show=show,
+            devices=options.devices,
+            retry_failed=options.retry_failed,
+            max_attempts=options.max_attempts,
+            max_worker_failures=options.max_worker_failures,
+            allow_backend_change=options.allow_backend_change,
+        )
         logger.info("logs: %s", session.folder)
-        engines = {"local": training.here, "ray": training.on_ray, "wandb": training.on_wandb}
-        states = engines[options.engine]()
+        if options.engine == "ray":
+            states = training.on_ray(options.ray_address)
+        elif options.engine == "wandb":
+            states = training.on_wandb(options.file, options.wandb_sweep)
+        else:
+            states = training.here()
         stopped = should_stop()
     for state in states:
         if state.word == "failed":
@@ -226,18 +136,6 @@ def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Names
     if counts["complete"] == len(states):
         return 0
     return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
-
-
-def _grace_seconds(sweep: Sweep) -> float:
-    """How long workers may take to stop: what the runs may, and a little more."""
-    return max(member.spec.run.grace_seconds for member in sweep.members) + _AFTER_GRACE_SECONDS
-
-
-def _backend_of(sweep: Sweep) -> str:
-    backends = sorted({member.spec.run.backend for member in sweep.members})
-    if len(backends) > 1:
-        raise SpecError(f"run.backend: got {', '.join(backends)} in one sweep; expected one, or --devices. Add it.")
-    return backends[0]
 
 
 def _list(sweep: Sweep, store: Store) -> int:
@@ -294,10 +192,6 @@ def _store_of(sweep: Sweep) -> str:
     if len(stores) != 1:
         raise SpecError(f"run.store: got {', '.join(stores)} in one sweep; expected one. Give --store.")
     return stores[0]
-
-
-def _place(store: str) -> str:
-    return store if "://" in store else os.path.abspath(store)
 
 
 def _shard(text: str) -> tuple[int, int]:

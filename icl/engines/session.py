@@ -112,7 +112,11 @@ class Session:
 
 def session_of(sweep: str, store: str) -> Session:
     """The session of a sweep and a store on this machine, wherever it is asked from."""
-    place = store if "://" in store else os.path.abspath(store)
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(place_of(store).encode()).hexdigest()[:8]
     return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")
+
+
+def place_of(store: str) -> str:
+    """A store's URL, wherever it is read from."""
+    return store if "://" in store else os.path.abspath(store)

@@ -7,6 +7,7 @@ bits of an undisturbed sweep; no process is left and every attempt is in a log. 
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -110,10 +111,20 @@ def write_sweep(folder: Path, runs: int) -> Path:
     return file
 
 
-def chaos(folder: Path, runs: int, workers: int, interval: float, sweep_kills: int, seed: int = 0) -> Result:
-    """Run a sweep undisturbed, and again with kills about every `interval` seconds.
+def chaos(
+    folder: Path,
+    runs: int,
+    workers: int,
+    interval: float,
+    sweep_kills: int,
+    seed: int = 0,
+    most_kills: float = math.inf,
+) -> Result:
+    """Run a sweep undisturbed, and again with kills about every `interval` seconds until it is done.
 
     Args:
+        most_kills: then it is left in peace; where starting a worker takes as long as its turn comes round, no end of
+            kills would mean no end of the sweep.
         sweep_kills: how many of the kills hit the sweep's own process, which is then started again.
     """
     chance = random.Random(seed)
@@ -129,6 +140,8 @@ def chaos(folder: Path, runs: int, workers: int, interval: float, sweep_kills: i
             break
         except subprocess.TimeoutExpired:
             assert time.monotonic() - begun < _SECONDS, "it does not end"
+        if kills.total() >= most_kills:
+            continue
         if kills["sweep"] < sweep_kills and kills.total() % 3 == 2:
             process.kill()
             process.wait()

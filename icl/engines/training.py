@@ -1,0 +1,157 @@
+"""A sweep that is trained by one engine or another; each says where the runs stand at the end."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from icl.core.spec import SpecError, WandbSpec
+from icl.engines.devices import Device, Kind, default_devices, default_kind, held, parse_devices
+from icl.engines.local import LocalEngine
+from icl.engines.ray import run_on_ray
+from icl.engines.session import place_of
+from icl.engines.wandb import register_sweep, run_agents
+from icl.engines.wandb_agent import AgentTask
+from icl.engines.work import Work, count_words
+from icl.io.states import RunState, run_states
+from icl.io.store import Store
+from icl.io.sweepfile import Sweep
+
+_MORE_SECONDS = 5.0  # than a run may take to stop, for its worker
+_LOOK_SECONDS = 5.0  # between two looks into the store, some requests a run
+logger = logging.getLogger("icl")
+
+
+@attrs.frozen
+class SweepTraining:
+    """A sweep that is to be trained, by one engine or another; each says where the runs stand at the end."""
+
+    sweep: Sweep
+    store: Store
+    folder: Path
+    should_stop: Callable[[], bool]
+    show: Callable[[dict[str, Any]], None]
+    devices: str | None
+    retry_failed: bool
+    max_attempts: int
+    max_worker_failures: int
+    allow_backend_change: bool
+
+    def here(self) -> list[RunState]:
+        """On the devices of this machine."""
+        devices = self._devices()
+        with held(devices) as keep:
+            work = self._work()
+            engine = LocalEngine(
+                work,
+                devices,
+                self.folder,
+                keep=keep,
+                allow_backend_change=self.allow_backend_change,
+                max_worker_failures=self.max_worker_failures,
+            )
+            engine.run(self.should_stop, grace_seconds(self.sweep), self.show)
+            return work.states()
+
+    def on_ray(self, address: str | None) -> list[RunState]:
+        """On a Ray cluster."""
+        kinds: dict[str, Kind] = {"cpu": "cpu", "cuda": "cuda", "tpu": "tpu"}
+        given = self.devices or default_kind(_backend_of(self.sweep))
+        if given not in kinds:
+            raise SpecError(
+                f"--devices: got {given!r}; expected cpu, cuda or tpu with --engine ray, one for each task."
+            )
+        work = self._work()
+        run_on_ray(
+            work,
+            kinds[given],
+            address=address,
+            should_stop=self.should_stop,
+            grace_seconds=grace_seconds(self.sweep),
+            show=self.show,
+            allow_backend_change=self.allow_backend_change,
+        )
+        return work.states()
+
+    def on_wandb(self, file: str, joined: str | None) -> list[RunState]:
+        """By W&B's agents on the devices of this machine; what they leave undone is registered once more.
+
+        Args:
+            file: the sweep's, which agents read.
+            joined: a W&B sweep that another machine has registered.
+        """
+        devices, retry_failed = self._devices(), self.retry_failed
+
+        def task(device: Device) -> AgentTask:
+            return AgentTask(os.path.abspath(file), place_of(self.store.url), device, self.max_attempts)
+
+        def counts() -> Iterator[Mapping[str, int]]:
+            """How many runs are in which state, read from the store every few seconds."""
+            while True:
+                found, read_at = count_words(self._states()), time.monotonic()
+                while time.monotonic() < read_at + _LOOK_SECONDS:
+                    yield found
+
+        looks = counts()
+
+        def show(workers: list[dict[str, Any]]) -> None:
+            self.show({"counts": next(looks), "workers": workers})
+
+        with held(devices) as keep:
+            for _ in range(self.max_attempts):
+                done = ("complete",) if retry_failed else ("complete", "failed")
+                left = [state.name for state in self._states() if state.word not in done]
+                if not left or self.should_stop():
+                    break
+                wandb = self.sweep.members[0].spec.run.wandb or WandbSpec()
+                queue = joined or register_sweep(wandb, self.sweep.name, left)
+                logger.info("W&B sweep %s; other machines join with --engine wandb --wandb-sweep %s", queue, queue)
+                run_agents(
+                    queue,
+                    devices,
+                    task,
+                    self.folder,
+                    should_stop=self.should_stop,
+                    grace_seconds=grace_seconds(self.sweep),
+                    show=show,
+                    keep=keep,
+                    max_worker_failures=self.max_worker_failures,
+                )
+                if joined:
+                    break
+                retry_failed = False
+        return self._states()
+
+    def _devices(self) -> list[Device]:
+        if self.devices:
+            return parse_devices(self.devices)
+        return default_devices(_backend_of(self.sweep))
+
+    def _work(self) -> Work:
+        return Work(
+            self.store,
+            self.sweep.members,
+            self._states(),
+            retry_failed=self.retry_failed,
+            max_attempts=self.max_attempts,
+        )
+
+    def _states(self) -> list[RunState]:
+        """Where the runs stand, without looking twice at those that other machines may be training."""
+        return run_states(self.store, [(m.name, m.spec) for m in self.sweep.members], pause=lambda seconds: None)
+
+
+def grace_seconds(sweep: Sweep) -> float:
+    """How long workers may take to stop: what the runs may, and a little more."""
+    return max(member.spec.run.grace_seconds for member in sweep.members) + _MORE_SECONDS
+
+
+def _backend_of(sweep: Sweep) -> str:
+    backends = sorted({member.spec.run.backend for member in sweep.members})
+    if len(backends) > 1:
+        raise SpecError(f"run.backend: got {', '.join(backends)} in one sweep; expected one, or --devices. Add it.")
+    return backends[0]
