@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -57,7 +58,8 @@ def register_sweep(wandb_spec: WandbSpec, name: str, runs: Sequence[str]) -> str
         "command": ["${env}", "${interpreter}", "-m", "icl.engines.wandb_agent", "run", "${args_json_file}"],
     }
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of its own parts
             sweep = wandb.sweep(config, entity=wandb_spec.entity, project=wandb_spec.project)
         entity = wandb_spec.entity or wandb.Api().default_entity
     except Exception as error:  # whatever the client raises

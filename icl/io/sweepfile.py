@@ -53,13 +53,22 @@ def load_sweep(path: "str | os.PathLike[str]", **run: Any) -> Sweep:
     Raises: SpecError with every fault, or saying why a file cannot be read.
     """
     path = os.fspath(path)
+    plain = inline_sweep(path)
+    try:
+        return expand_sweep(plain, PurePath(path).stem, **run)
+    except SpecError as error:
+        raise SpecError(*(f"{path}: {fault}" for fault in error.faults)) from None
 
-    def decode(data: bytes) -> Sweep:
+
+def inline_sweep(path: "str | os.PathLike[str]") -> object:
+    """The plain data of a sweep file with its base in it, so that it stands alone. Raises SpecError."""
+    path = os.fspath(path)
+
+    def decode(data: bytes) -> object:
         plain = decode_json(data)
         if isinstance(plain, dict) and isinstance(plain.get("base"), str):
-            base = os.path.join(os.path.dirname(path), plain["base"])
-            plain = {**plain, "base": in_file(base, decode_json)}
-        return expand_sweep(plain, PurePath(path).stem, **run)
+            plain = {**plain, "base": in_file(os.path.join(os.path.dirname(path), plain["base"]), decode_json)}
+        return plain
 
     return in_file(path, decode)
 

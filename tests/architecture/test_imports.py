@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "run": {"attempt", "core", "io", "profiling", "stopping"},
     "store": {"core", "io"},
     "engines": {"attempt", "core", "engines", "io", "stopping"},
+    "fleet": {"attempt", "core", "engines", "io", "sweep"},
     "sweep": {"attempt", "core", "engines", "io", "stopping"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}

@@ -138,7 +138,7 @@ def header(value: object, body: bytes = b"") -> bytes:
             bytes(4),
         ),
     ],
-    ids=lambda data: repr(data[:12]),
+    ids=lambda data: repr(data[:8]),
 )
 def test_a_foreign_file_is_refused_without_being_run(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="It is damaged"):
