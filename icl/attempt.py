@@ -1,11 +1,12 @@
 """One attempt at a run, and how it ended: an exit code, a JSON line, and never a traceback for a user's mistake."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import attrs
 
-from icl.core.spec import Spec
+from icl.core.spec import Spec, SpecError
 from icl.io.names import run_name
 from icl.stopping import EXIT_INTERRUPTED
 
@@ -65,3 +66,25 @@ def attempt(
         return ended(EXIT_NON_FINITE, error)
     code = EXIT_INTERRUPTED if outcome.status == "interrupted" else 0
     return Ending(code, outcome.run, outcome.store, outcome.step, outcome.status, profile=outcome.profile)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command, or of what it raised; what a user can mend is said on stderr without a traceback."""
+    try:
+        return command()
+    except SpecError as error:
+        return _say(error, EXIT_SPEC)
+    except Exception as error:
+        from icl.core.backend import BackendUnavailableError
+        from icl.io.errors import CheckpointError, StoreError
+
+        if isinstance(error, BackendUnavailableError):
+            return _say(error, EXIT_BACKEND)
+        if isinstance(error, (StoreError, CheckpointError)):
+            return _say(error, EXIT_STORE)
+        raise
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import attrs
 
-from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
+from icl.attempt import guarded
 from icl.core.backend import BackendUnavailableError
 from icl.core.spec import SpecError, WandbSpec
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
-from icl.io.errors import CheckpointError, StoreError
 from icl.io.sweepfile import Sweep, inline_sweep, load_sweep
 from icl.sweep import main as sweep_command
 
@@ -68,29 +67,24 @@ class Fleet:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        sweep = load_sweep(options.file, store=options.store)
-        stores = sorted({member.spec.run.store for member in sweep.members})
-        if len(stores) != 1 or "://" not in stores[0] or stores[0].startswith(("memory:", "file:")):
-            raise SpecError(
-                f"--store: got {', '.join(stores)}; expected one that every VM reaches, as gs://bucket/runs."
-            )
-        folder = session_of(sweep.name, stores[0]).folder / "fleet"
-        if options.command == "up":
-            return _up(options, sweep, stores[0], folder)
-        sky = _find_sky(options.sky)
-        if options.command == "status":
-            subprocess.run([sky, "jobs", "queue"], check=False)
-            return sweep_command([options.file, "--store", stores[0], "--list"])
-        if options.command == "logs":
-            return subprocess.run([sky, "jobs", "logs", "--name", _job(sweep, options.vm)], check=False).returncode
-        return _down(sky, sweep, folder, options.vms)
-    except SpecError as error:
-        return _fail(error, EXIT_SPEC)
-    except BackendUnavailableError as error:
-        return _fail(error, EXIT_BACKEND)
-    except (StoreError, CheckpointError) as error:
-        return _fail(error, EXIT_STORE)
+    return guarded(lambda: _do(options))
+
+
+def _do(options: argparse.Namespace) -> int:
+    sweep = load_sweep(options.file, store=options.store)
+    stores = sorted({member.spec.run.store for member in sweep.members})
+    if len(stores) != 1 or "://" not in stores[0] or stores[0].startswith(("memory:", "file:")):
+        raise SpecError(f"--store: got {', '.join(stores)}; expected one that every VM reaches, as gs://bucket/runs.")
+    folder = session_of(sweep.name, stores[0]).folder / "fleet"
+    if options.command == "up":
+        return _up(options, sweep, stores[0], folder)
+    sky = _find_sky(options.sky)
+    if options.command == "status":
+        subprocess.run([sky, "jobs", "queue"], check=False)
+        return sweep_command([options.file, "--store", stores[0], "--list"])
+    if options.command == "logs":
+        return subprocess.run([sky, "jobs", "logs", "--name", _job(sweep, options.vm)], check=False).returncode
+    return _down(sky, sweep, folder, options.vms)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -204,11 +198,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"got {text!r}; expected a number from 1 to 1000")
     return int(text)
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

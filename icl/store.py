@@ -6,37 +6,32 @@ from typing import Any
 
 import orjson
 
+from icl.attempt import EXIT_STORE, guarded
 from icl.core.spec import SpecError
 from icl.io.codec import spec_to_data
-from icl.io.errors import CheckpointError, StoreError
 from icl.io.exchange import copy_run, export_checkpoints, import_checkpoints, is_run_folder
 from icl.io.rundir import RunDir, list_runs, read_run
 from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
 
-EXIT_USAGE, EXIT_FAULT = 2, 4
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        store = open_store(options.url, create=options.command == "import")
-        if options.command == "ls":
-            return _list(store, options.json)
-        if options.command == "show":
-            return _show(store, options.run)
-        if options.command == "verify":
-            return _verify(store, options.run)
-        if options.command == "export":
-            return _export(store, options.run, options.destination, options.format, options.step)
-        return _import(store, options.source)
-    except SpecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (StoreError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAULT
+    return guarded(lambda: _do(options))
+
+
+def _do(options: argparse.Namespace) -> int:
+    store = open_store(options.url, create=options.command == "import")
+    if options.command == "ls":
+        return _list(store, options.json)
+    if options.command == "show":
+        return _show(store, options.run)
+    if options.command == "verify":
+        return _verify(store, options.run)
+    if options.command == "export":
+        return _export(store, options.run, options.destination, options.format, options.step)
+    return _import(store, options.source)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,7 +125,7 @@ def _verify(store: Store, name: str | None) -> int:
         print(f"{each}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")
         for fault in found:
             print(f"  {fault}")
-    return EXIT_FAULT if faults else 0
+    return EXIT_STORE if faults else 0
 
 
 if __name__ == "__main__":

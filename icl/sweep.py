@@ -8,14 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from icl.attempt import EXIT_BACKEND, EXIT_SPEC, EXIT_STORE
-from icl.core.backend import BackendUnavailableError
+from icl.attempt import guarded
 from icl.core.spec import SpecError
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
 from icl.engines.training import SweepTraining, grace_seconds
 from icl.engines.work import count_words
-from icl.io.errors import CheckpointError, StoreError
 from icl.io.states import run_states
 from icl.io.store import Store, open_store
 from icl.io.sweepfile import Sweep, describe_values, load_sweep
@@ -32,28 +30,28 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    try:
-        sweep = load_sweep(options.file, store=options.store)
-        store = open_store(_store_of(sweep))
-        session = session_of(sweep.name, store.url)
-        if options.shard:
-            sweep = sweep.shard(*options.shard)
-        if options.list:
-            return _list(sweep, store)
-        if options.attach:
-            return _attach(session)
-        if options.stop:
-            return _stop(session)
-        if options.detach:
-            return _detach(session, [argument for argument in given if argument != "--detach"])
-        with session.begun():
-            return _train(sweep, store, session, options)
-    except SpecError as error:
-        return _fail(error, EXIT_SPEC)
-    except BackendUnavailableError as error:
-        return _fail(error, EXIT_BACKEND)
-    except (StoreError, CheckpointError) as error:
-        return _fail(error, EXIT_STORE)
+    return guarded(lambda: _do(options, given))
+
+
+def _do(options: argparse.Namespace, given: Sequence[str]) -> int:
+    for engine, option in (("ray", "ray_address"), ("wandb", "wandb_sweep")):
+        if getattr(options, option) is not None and options.engine != engine:
+            raise SpecError(f"--{option.replace('_', '-')}: got it with --engine {options.engine}; expected {engine}.")
+    sweep = load_sweep(options.file, store=options.store)
+    store = open_store(_store_of(sweep))
+    session = session_of(sweep.name, store.url)
+    if options.shard:
+        sweep = sweep.shard(*options.shard)
+    if options.list:
+        return _list(sweep, store)
+    if options.attach:
+        return _attach(session)
+    if options.stop:
+        return _stop(session)
+    if options.detach:
+        return _detach(session, [argument for argument in given if argument != "--detach"])
+    with session.begun():
+        return _train(sweep, store, session, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,11 +203,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"got {text!r}; expected an integer >= 1")
     return int(text)
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ class SweepTraining:
         devices, retry_failed = self._devices(), self.retry_failed
 
         def task(device: Device) -> AgentTask:
-            return AgentTask(os.path.abspath(file), place_of(self.store.url), device, self.max_attempts)
+            place = place_of(self.store.url)
+            return AgentTask(os.path.abspath(file), place, device, self.max_attempts, self.allow_backend_change)
 
         def counts() -> Iterator[Mapping[str, int]]:
             """How many runs are in which state, read from the store every few seconds."""

@@ -14,11 +14,10 @@ import threading
 import attrs
 import orjson
 
-from icl.attempt import EXIT_SPEC, attempt
+from icl.attempt import attempt, guarded
 from icl.core.spec import SpecError, WandbSpec
 from icl.engines.devices import Device
 from icl.io.codec import with_run
-from icl.io.errors import StoreError
 from icl.io.rundir import RunDir
 from icl.io.store import open_store
 from icl.io.sweepfile import Member, load_sweep
@@ -35,19 +34,25 @@ class AgentTask:
     store: str
     device: Device
     max_attempts: int
+    allow_backend_change: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables, for `from_environment`."""
-        given = {"ICL_SWEEP_FILE": self.file, "ICL_SWEEP_STORE": self.store, "ICL_MAX_ATTEMPTS": str(self.max_attempts)}
-        return {**given, "ICL_WORKER": str(self.device)}
+        return {
+            "ICL_SWEEP_FILE": self.file,
+            "ICL_SWEEP_STORE": self.store,
+            "ICL_WORKER": str(self.device),
+            "ICL_MAX_ATTEMPTS": str(self.max_attempts),
+            "ICL_ALLOW_BACKEND_CHANGE": str(int(self.allow_backend_change)),
+        }
 
     @classmethod
     def from_environment(cls) -> "AgentTask":
         """The task of this process."""
         kind, _, number = os.environ["ICL_WORKER"].partition(":")
         device = Device(kind, number)  # type: ignore[arg-type]
-        attempts = int(os.environ["ICL_MAX_ATTEMPTS"])
-        return cls(os.environ["ICL_SWEEP_FILE"], os.environ["ICL_SWEEP_STORE"], device, attempts)
+        attempts, allow = int(os.environ["ICL_MAX_ATTEMPTS"]), os.environ["ICL_ALLOW_BACKEND_CHANGE"] == "1"
+        return cls(os.environ["ICL_SWEEP_FILE"], os.environ["ICL_SWEEP_STORE"], device, attempts, allow)
 
 
 def main(arguments: list[str]) -> int:
@@ -59,11 +64,7 @@ def main(arguments: list[str]) -> int:
         cli.main(arguments, prog_name="wandb", standalone_mode=False)
         return 0
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
-    try:
-        return _run(arguments[1], AgentTask.from_environment())
-    except (SpecError, StoreError) as error:
-        logger.error("error: %s", error)
-        return EXIT_SPEC
+    return guarded(lambda: _run(arguments[1], AgentTask.from_environment()))
 
 
 def _stop_at_end_of_stdin() -> None:
@@ -81,7 +82,7 @@ def _run(args_file: str, task: AgentTask) -> int:
     spec = with_run(member.spec, backend=task.device.backend(run.backend), wandb=run.wandb or WandbSpec())
     logger.info("%s: begun", member.name)
     with StopRequest(run.grace_seconds, run.watchdog_seconds) as should_stop:
-        ending = attempt(spec, should_stop=should_stop)
+        ending = attempt(spec, allow_backend_change=task.allow_backend_change, should_stop=should_stop)
     logger.info("%s: %s%s", ending.run, ending.status, f": {ending.error}" if ending.error else "")
     return ending.code
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "stopping": set(),
     "attempt": {"core", "io", "loop", "stopping"},
     "run": {"attempt", "core", "io", "profiling", "stopping"},
-    "store": {"core", "io"},
+    "store": {"attempt", "core", "io"},
     "engines": {"attempt", "core", "engines", "io", "stopping"},
     "fleet": {"attempt", "core", "engines", "io", "sweep"},
     "sweep": {"attempt", "core", "engines", "io", "stopping"},

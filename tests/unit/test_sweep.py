@@ -79,6 +79,7 @@ def test_shards_are_disjoint_and_together_all(tmp_path: Path, capfd: pytest.Capt
     [
         (["--devices", "gpu:1"], 2, "error: --devices: got 'gpu:1'; expected such as tpu:0-3"),
         (["--devices", "tpu:0"], 3, "error: --devices: got tpu:0; expected a machine that has one"),
+        (["--wandb-sweep", "me/icl/x"], 2, "error: --wandb-sweep: got it with --engine local; expected wandb."),
         (["--engine", "ray", "--devices", "cpu:2"], 2, "expected cpu, cuda or tpu with --engine ray"),
     ],
 )
