@@ -40,6 +40,12 @@ def test_a_bad_device_takes_no_more_runs_and_spoils_none(
     assert "cuda:99 takes no more runs after 2 failures in a row" in caplog.text
 
 
+def own_network() -> list[str]:
+    """What runs a command in a network namespace of its own, as root or as a user."""
+    ways = ["unshare", "--user", "--map-root-user", "--net"], ["unshare", "--net"]
+    return next(way for way in ways if subprocess.run([*way, "true"], capture_output=True).returncode == 0)
+
+
 def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
     """Two nodes in a network namespace with a loopback interface alone; one dies while it trains."""
     calm = Place(tmp_path, write_sweep(tmp_path, 4), "calm")

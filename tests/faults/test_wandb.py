@@ -203,3 +203,21 @@ def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: Wand
     assert interrupted[0]["status"] == "interrupted"
     assert interrupted[1]["from_step"] == interrupted[0]["to_step"] > 0
     assert (interrupted[0]["pid"], interrupted[1]["status"]) == (preempted[0], "complete")
+
+
+def test_a_preempted_machine_saves_and_marks_every_run(tmp_path: Path, server: WandbServer) -> None:
+    """SIGTERM to the sweep, as on a VM that is taken away: agents pass it on, and every run may be given out again."""
+    (tmp_path / "sweep.json").write_text(json.dumps({"base": LONG, "grid": {"seeds.init": [0, 1]}}))
+    arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
+    environment = {**server.environment, "XDG_STATE_HOME": str(tmp_path / "state")}
+    process = start(tmp_path, LONG, environment, [sys.executable, "-m", "icl.sweep", *arguments])
+    wait_until(lambda: sum(len(run.history()) > 2 for run in list(server.runs.values())) == 2, process)
+    begun = time.monotonic()
+    process.terminate()
+    assert finish(process)[0] == 75, (tmp_path / "log").read_text()
+    assert time.monotonic() - begun < 30, "the notice that Google gives"
+    assert [run.state for run in server.runs.values()] == ["preempted", "preempted"]
+    for run in server.runs.values():
+        (attempt,) = load_run(str(tmp_path / "store"), run.told()["icl"]["run"]).attempts()
+        assert attempt["status"] == "interrupted"
+        assert not Path(f"/proc/{attempt['pid']}").exists()
