@@ -13,7 +13,7 @@ run: $(VENV)/ready  ## train specs/quickstart.json (SPEC=... for another) into r
 	$(VENV)/bin/python -m icl.run $(SPEC)
 
 test: $(TEST_VENV)/ready  ## install what the tests need and run them
-	$(TEST_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
+	$(TEST_VENV)/bin/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(TEST_VENV)/ready  ## format, lint and types
 	$(TEST_VENV)/bin/ruff format --check .

@@ -51,16 +51,7 @@ def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
     calm = Place(tmp_path, write_sweep(tmp_path, 4), "calm")
     assert calm.start("cpu:2").wait(300) == 0
     ended = subprocess.run(
-        [
-            "unshare",
-            "--user",
-            "--map-root-user",
-            "--net",
-            sys.executable,
-            "-m",
-            "tests.faults.ray_nodes",
-            str(tmp_path),
-        ],
+        [*own_network(), sys.executable, "-m", "tests.faults.ray_nodes", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=400,
