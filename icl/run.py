@@ -10,8 +10,9 @@ import orjson
 from icl.attempt import EXIT_SPEC, attempt
 from icl.core.plan import build_plan
 from icl.core.spec import Spec, SpecError
-from icl.io.codec import encode_spec, load_spec, spec_json_schema, with_run
+from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
 from icl.io.names import run_name
+from icl.io.overrides import assigned, parse_assignments, read_parameters
 from icl.stopping import StopRequest
 
 
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.spec is None:
         parser.error("the following arguments are required: SPEC")
     try:
-        spec = with_run(load_spec(options.spec), backend=options.backend, store=options.store)
+        spec = with_run(_spec(options), backend=options.backend, store=options.store)
     except SpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_SPEC
@@ -38,6 +39,21 @@ def main(arguments: list[str] | None = None) -> int:
         return _train(spec, options.allow_backend_change, options.profile, should_stop)
 
 
+def _spec(options: argparse.Namespace) -> Spec:
+    """The spec in the file, with the fields that the command line sets."""
+    values = parse_assignments(options.set)
+    for path in options.set_from:
+        values = in_file(path, lambda data: read_parameters(decode_json(data))) | values
+    if not values:
+        return load_spec(options.spec)
+
+    def decode(data: bytes) -> Spec:
+        plain = decode_json(data)
+        return spec_from_data(assigned(plain, values) if isinstance(plain, dict) else plain)
+
+    return in_file(options.spec, decode)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.run",
@@ -46,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         "5 non-finite loss, 6 another process trains this run, 75 interrupted (run again to go on).",
     )
     parser.add_argument("spec", metavar="SPEC", nargs="?", help="a JSON file that describes the experiment")
+    parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help="as in task.num_tasks=8")
+    parser.add_argument(
+        "--set-from", metavar="FILE", action="append", default=[], help="fields to set, as a W&B agent hands them over"
+    )
     parser.add_argument("--backend", metavar="NAME", help="override run.backend")
     parser.add_argument("--store", metavar="URL", help="override run.store")
     parser.add_argument(

@@ -1,6 +1,5 @@
 """A sweep as data: a base spec and axes over its fields, expanded by a pure function to named run specs."""
 
-import copy
 import hashlib
 import itertools
 import math
@@ -14,18 +13,17 @@ import attrs
 from icl.core.spec import Spec, SpecError
 from icl.io.codec import decode_json, in_file, shown, spec_from_data, with_run
 from icl.io.names import run_name
+from icl.io.overrides import Values, assigned
 
 MAX_RUNS = 100_000
 _KEYS = ("base", "list", "zip", "grid")
 _RANGE_KEYS = {"from", "to", "step", "powers_of"}
 _MOST_FAULTS = 20
-Values = dict[str, Any]
-"""Field, as a dotted path, -> its value: what sets one run of a sweep apart from the others."""
 
 
 @attrs.frozen
 class Member:
-    """One run of a sweep."""
+    """One run of a sweep; `values` set it apart from the others."""
 
     name: str
     spec: Spec
@@ -94,7 +92,7 @@ def expand_sweep(data: object, stem: str = "sweep", **run: Any) -> Sweep:
     faults: dict[str, str] = {}  # fault -> the first run that has it
     for values in _assignments(data):
         try:
-            spec = with_run(spec_from_data(_assigned(data["base"], values)), **run)
+            spec = with_run(spec_from_data(assigned(data["base"], values)), **run)
         except SpecError as error:
             faults = {fault: describe_values(values) for fault in error.faults} | faults
             if len(faults) > _MOST_FAULTS:
@@ -194,17 +192,3 @@ def _range(given: Mapping[str, Any]) -> Iterator[Any]:
             yield value
         else:
             yield round(base**value) if value >= 0 else float(base**value)
-
-
-def _assigned(base: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """`base` with the values put in; what is not an object on the way to a field is replaced by one."""
-    data = copy.deepcopy(dict(base))
-    for field, value in values.items():
-        *parents, leaf = field.split(".")
-        owner = data
-        for parent in parents:
-            if not isinstance(owner.get(parent), dict):
-                owner[parent] = {}
-            owner = owner[parent]
-        owner[leaf] = value
-    return data
