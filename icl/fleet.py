@@ -72,16 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _do(options: argparse.Namespace) -> int:
     sweep = load_sweep(options.file, store=options.store)
-    stores = sorted({member.spec.run.store for member in sweep.members})
-    if len(stores) != 1 or "://" not in stores[0] or stores[0].startswith(("memory:", "file:")):
-        raise SpecError(f"--store: got {', '.join(stores)}; expected one that every VM reaches, as gs://bucket/runs.")
-    folder = session_of(sweep.name, stores[0]).folder / "fleet"
+    store = sweep.store
+    if "://" not in store or store.startswith(("memory:", "file:")):
+        raise SpecError(f"--store: got {store}; expected one that every VM reaches, as gs://bucket/runs.")
+    folder = session_of(sweep.name, store).folder / "fleet"
     if options.command == "up":
-        return _up(options, sweep, stores[0], folder)
+        return _up(options, sweep, store, folder)
     sky = _find_sky(options.sky)
     if options.command == "status":
         subprocess.run([sky, "jobs", "queue"], check=False)
-        return sweep_command([options.file, "--store", stores[0], "--list"])
+        return sweep_command([options.file, "--store", store, "--list"])
     if options.command == "logs":
         return subprocess.run([sky, "jobs", "logs", "--name", _job(sweep, options.vm)], check=False).returncode
     return _down(sky, sweep, folder, options.vms)

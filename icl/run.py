@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import orjson
 
-from icl.attempt import EXIT_SPEC, attempt
+from icl.attempt import attempt, guarded
 from icl.core.plan import build_plan
-from icl.core.spec import Spec, SpecError
+from icl.core.spec import Spec
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
@@ -25,11 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.spec is None:
         parser.error("the following arguments are required: SPEC")
-    try:
-        spec = with_run(_spec(options), backend=options.backend, store=options.store)
-    except SpecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_SPEC
+    return guarded(lambda: _do(options))
+
+
+def _do(options: argparse.Namespace) -> int:
+    spec = with_run(_spec(options), backend=options.backend, store=options.store)
     if options.name:
         print(run_name(spec))
         return 0

@@ -38,7 +38,7 @@ def _do(options: argparse.Namespace, given: Sequence[str]) -> int:
         if getattr(options, option) is not None and options.engine != engine:
             raise SpecError(f"--{option.replace('_', '-')}: got it with --engine {options.engine}; expected {engine}.")
     sweep = load_sweep(options.file, store=options.store)
-    store = open_store(_store_of(sweep))
+    store = open_store(sweep.store)
     session = session_of(sweep.name, store.url)
     if options.shard:
         sweep = sweep.shard(*options.shard)
@@ -183,13 +183,6 @@ def _detach(session: Session, arguments: Sequence[str]) -> int:
         return 0
     print(f"it has ended with exit code {code}; see {session.log}", file=sys.stderr)
     return code
-
-
-def _store_of(sweep: Sweep) -> str:
-    stores = sorted({member.spec.run.store for member in sweep.members})
-    if len(stores) != 1:
-        raise SpecError(f"run.store: got {', '.join(stores)} in one sweep; expected one. Give --store.")
-    return stores[0]
 
 
 def _shard(text: str) -> tuple[int, int]:

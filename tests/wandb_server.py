@@ -36,7 +36,6 @@ class ServedRun:
     preempting: bool = False
     command: dict[str, Any] | None = None
     files: dict[str, list[str]] = attrs.field(factory=dict)
-    starts: int = 0
 
     def history(self) -> list[dict[str, Any]]:
         """The rows logged, in order."""
@@ -109,7 +108,6 @@ class WandbServer:
         if operation == "UpsertBucket":
             run = self.runs.setdefault(variables["name"], ServedRun(variables["name"]))
             inserted, run.created = not run.created, True
-            run.starts += "summaryMetrics" not in variables or variables["summaryMetrics"] is None
             run.config, run.sweep = variables.get("config") or run.config, variables.get("sweep")
             shown = {"displayName": run.id, "description": "", "config": run.config, "sweepName": run.sweep}
             shown |= {"id": _id(run.id), "name": run.id, "historyLineCount": len(run.history()), "project": project}
@@ -238,7 +236,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def wandb_server() -> Iterator[WandbServer]:
-    """A server that runs while inside; `close_port` in the middle is a server that died."""
+    """A server that runs while inside."""
     state = WandbServer()
     server = _Server(("127.0.0.1", 0), _Handler)
     server.state, state.port = state, server.server_address[1]
@@ -264,7 +262,13 @@ def _id(text: str) -> str:
 
 
 def _viewer() -> dict[str, Any]:
-    nothing = dict.fromkeys(("deletedAt",))
     known = {"id": _id("viewer"), "entity": ENTITY, "username": ENTITY, "name": ENTITY, "email": "t@example.org"}
-    flags = {"flags": "{}", "admin": False, "teams": {"edges": []}, "apiKeys": {"edges": []}, "__typename": "User"}
-    return {**nothing, **known, **flags}
+    flags: dict[str, Any] = {
+        "deletedAt": None,
+        "flags": "{}",
+        "admin": False,
+        "teams": {"edges": []},
+        "apiKeys": {"edges": []},
+        "__typename": "User",
+    }
+    return {**known, **flags}

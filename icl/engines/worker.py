@@ -125,10 +125,6 @@ class WorkerProcess:
                 progress(said["step"])
         return self._process.wait()
 
-    def is_alive(self) -> bool:
-        """Whether the process is still there."""
-        return self._process.poll() is None
-
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal to the worker and whatever it started."""
         with suppress(ProcessLookupError):

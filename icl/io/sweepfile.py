@@ -37,6 +37,14 @@ class Sweep:
     name: str
     members: tuple[Member, ...]
 
+    @property
+    def store(self) -> str:
+        """The URL of the store of every run. Raises SpecError when there is more than one."""
+        stores = sorted({member.spec.run.store for member in self.members})
+        if len(stores) > 1:
+            raise SpecError(f"run.store: got {', '.join(stores)} in one sweep; expected one. Give --store.")
+        return stores[0]
+
     def shard(self, index: int, count: int) -> "Sweep":
         """Every `count`-th member from `index` on: the parts of a sweep that as many machines take."""
         return attrs.evolve(self, members=self.members[index::count])

@@ -21,6 +21,7 @@ from tests.faults.campaign import SPEC, finish, wait_until
 from tests.wandb_server import ENTITY, ServedRun, WandbServer, free_port, wandb_server
 
 TRACKED: dict[str, Any] = {**SPEC, "run": {**SPEC["run"], "wandb": {"project": "icl"}}}
+SLOW: dict[str, Any] = {**TRACKED, "training": {"total_steps": 1500, "batch_size": 512}}  # than W&B is to begin
 LONG: dict[str, Any] = {**TRACKED, "training": {"total_steps": 100_000, "batch_size": 8}}
 NAME = run_name(spec_from_data(SPEC))
 
@@ -64,16 +65,18 @@ def assert_whole(run: ServedRun, spec: dict[str, Any], store: Path) -> None:
 
 
 def test_a_run_is_mirrored_whole(tmp_path: Path, server: WandbServer) -> None:
-    assert finish(start(tmp_path, TRACKED, server.environment))[0] == 0
-    run = server.runs[NAME]
-    assert_whole(run, TRACKED, tmp_path / "store")
+    name = run_name(spec_from_data(SLOW))
+    assert finish(start(tmp_path, SLOW, server.environment))[0] == 0
+    (run,) = server.runs.values()
+    assert run.id == name
+    assert_whole(run, SLOW, tmp_path / "store")
     assert run.state == "finished"
     told = run.told()
     assert told["task"]["num_tasks"] == 5
-    assert (told["icl"]["run"], told["icl"]["store"]) == (NAME, str(tmp_path / "store"))
-    (attempt,) = load_run(str(tmp_path / "store"), NAME).attempts()
-    assert attempt["wandb"] == {"entity": None, "project": "icl", "id": NAME, "sweep": None, "mode": "online"}
-    assert attempt["wandb_url"].endswith(f"/{ENTITY}/icl/runs/{NAME}")
+    assert (told["icl"]["run"], told["icl"]["store"]) == (name, str(tmp_path / "store"))
+    (attempt,) = load_run(str(tmp_path / "store"), name).attempts()
+    assert attempt["wandb"] == {"entity": None, "project": "icl", "id": name, "sweep": None, "mode": "online"}
+    assert attempt["wandb_url"].endswith(f"/{ENTITY}/icl/runs/{name}")
 
 
 UNTIL = """
@@ -169,7 +172,7 @@ def test_offline_needs_no_account(tmp_path: Path) -> None:
 
 def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: WandbServer) -> None:
     """W&B's own sweep and agents: four runs; one is preempted, given out again, and resumed under the same id."""
-    spec = {**TRACKED, "training": {"total_steps": 2000, "batch_size": 8}}
+    spec = SLOW
     (tmp_path / "sweep.json").write_text(json.dumps({"base": spec, "grid": {"seeds.init": [0, 1, 2, 3]}}))
     sweep, store = load_sweep(tmp_path / "sweep.json"), tmp_path / "store"
     arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
