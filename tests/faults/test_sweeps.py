@@ -19,9 +19,9 @@ from tests.faults.chaos import Place, chaos, write_sweep
 
 def test_a_sweep_survives_the_death_of_workers_and_of_itself(tmp_path: Path) -> None:
     """The long version: python -m tests.faults.chaos."""
-    result = chaos(tmp_path, runs=8, workers=2, interval=2.0, sweep_kills=1, seed=1, most_kills=6)
+    result = chaos(tmp_path, runs=12, workers=2, interval=2.0, sweep_kills=1, seed=1, most_kills=6)
     assert not result.faults
-    assert result.equal == 8
+    assert result.equal == 12
     assert result.sweep_kills == 1
     assert result.worker_kills >= 2
 
