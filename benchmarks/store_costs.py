@@ -25,7 +25,8 @@ from icl.core.model import init_params
 from icl.core.spec import SeedsSpec
 from icl.core.step import init_state
 from icl.io.codec import load_spec
-from icl.io.rundir import RunDir, list_runs, open_run
+from icl.io.manifest import list_runs
+from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
 from icl.io.tensors import pack
 from icl.io.verify import verify_run
@@ -86,7 +87,7 @@ def fill_runs(count: int) -> None:
         run = open_run(store, specs[index])
         store.create(f"{run.name}/state/step-{index:012d}.safetensors", b"")
         if index % 2:
-            run.mark_complete({"step": index})
+            run.manifest.mark_complete({"step": index})
 
     list(store.map(one, range(count)))
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from icl.backends import available_backends as available_backends
     from icl.backends import get_backend as get_backend
+    from icl.core.errors import SpecError as SpecError
     from icl.core.spec import Spec as Spec
-    from icl.core.spec import SpecError as SpecError
     from icl.io.codec import load_spec as load_spec
     from icl.io.names import run_name as run_name
     from icl.results import Run as Run
@@ -22,7 +22,7 @@ _HOMES = {
     "available_backends": "icl.backends",
     "get_backend": "icl.backends",
     "Spec": "icl.core.spec",
-    "SpecError": "icl.core.spec",
+    "SpecError": "icl.core.errors",
     "load_spec": "icl.io.codec",
     "run_name": "icl.io.names",
     "Run": "icl.results",

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import attrs
 
-from icl.core.spec import Spec, SpecError
+from icl.core.errors import BackendUnavailableError, NonFiniteLossError, SpecError
+from icl.core.spec import Spec
+from icl.io.errors import CheckpointError, RunOwnedError, StoreError
 from icl.io.names import run_name
 from icl.stopping import EXIT_INTERRUPTED
 
@@ -40,10 +42,7 @@ def attempt(
     trace: str | None = None,
 ) -> Ending:
     """Train `spec` as `icl.loop.execute` does; what it raises becomes an ending."""
-    # Imported here so that a command line that trains nothing needs no torch.
-    from icl.core.backend import BackendUnavailableError
-    from icl.io.errors import CheckpointError, RunOwnedError, StoreError
-    from icl.loop import NonFiniteLossError, execute
+    from icl.loop import execute  # here, so that a command line that trains nothing needs no torch
 
     def ended(code: int, error: Exception, status: Status = "failed") -> Ending:
         return Ending(code, run_name(spec), spec.run.store, None, status, str(error))
@@ -74,15 +73,10 @@ def guarded(command: Callable[[], int]) -> int:
         return command()
     except SpecError as error:
         return _say(error, EXIT_SPEC)
-    except Exception as error:
-        from icl.core.backend import BackendUnavailableError
-        from icl.io.errors import CheckpointError, StoreError
-
-        if isinstance(error, BackendUnavailableError):
-            return _say(error, EXIT_BACKEND)
-        if isinstance(error, (StoreError, CheckpointError)):
-            return _say(error, EXIT_STORE)
-        raise
+    except BackendUnavailableError as error:
+        return _say(error, EXIT_BACKEND)
+    except (StoreError, CheckpointError) as error:
+        return _say(error, EXIT_STORE)
 
 
 def _say(error: Exception, code: int) -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 import attrs
 
 from icl.attempt import guarded
-from icl.core.backend import BackendUnavailableError
-from icl.core.spec import SpecError, WandbSpec
+from icl.core.errors import BackendUnavailableError, SpecError
+from icl.core.spec import WandbSpec
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
 from icl.io.sweepfile import Sweep, inline_sweep, load_sweep

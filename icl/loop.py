@@ -22,6 +22,7 @@ from torch import Tensor
 
 from icl.backends import get_backend
 from icl.core.backend import Backend, Tree
+from icl.core.errors import NonFiniteLossError
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import unflatten_params
 from icl.core.plan import build_plan, plan_chunks
@@ -44,10 +45,6 @@ logger = logging.getLogger("icl")
 SAVES_AT_ONCE = 8
 _RECORDED = ("CUDA_", "ICL_", "MKL_", "OMP_", "PJRT_", "TPU_", "XLA_")  # variables that place or change a computation
 _TRACED = (1, 4)  # chunks: the first compiles and is not like the others
-
-
-class NonFiniteLossError(ArithmeticError):
-    """Training reached a loss or parameters that are not finite; what was saved before stays as it is."""
 
 
 @attrs.frozen
@@ -85,14 +82,14 @@ def execute(
     total = spec.training.total_steps
     backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
     run = open_run(open_store(spec.run.store), spec)
-    if run.status() == "complete":
+    if run.manifest.status() == "complete":
         with mirrored(spec, run.name, total, run.metrics) as mirror:
             mirror.status = "complete"
         return Outcome(spec.run.store, run.name, total, "already_complete")
     with owned(run.store, run.name, every=spec.run.heartbeat_seconds, should_stop=should_stop) as ownership:
         if ownership.lost:
             return Outcome(spec.run.store, run.name, max(run.state_steps(), default=0), "interrupted")
-        if run.status() == "complete":  # since, by the process that owned it before
+        if run.manifest.status() == "complete":  # since, by the process that owned it before
             return Outcome(spec.run.store, run.name, total, "already_complete")
         return _train(
             spec, backend, run, allow_backend_change, lambda: should_stop() or ownership.lost, progress, trace
@@ -111,7 +108,7 @@ def _train(
     total = spec.training.total_steps
     found = run.newest_state()
     start = found[0] if found else 0
-    attempt = run.record_attempt(_describe_attempt(spec, backend, start))
+    attempt = run.manifest.record_attempt(_describe_attempt(spec, backend, start))
     profiler = Profiler(backend.counters)
     pool = sample_task_pool(spec)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
@@ -154,10 +151,10 @@ def _train(
             writer.drain()
         status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
         if not stopping:
-            writer.submit(lambda: run.mark_complete({"step": total}))
+            writer.submit(lambda: run.manifest.mark_complete({"step": total}))
         mirror.status = status
         end = {"to_step": step, "status": status, "profile": profiler.profile, "wandb_url": mirror.url}
-        writer.submit(lambda: run.record_end(attempt, end))
+        writer.submit(lambda: run.manifest.record_end(attempt, end))
     return Outcome(spec.run.store, run.name, step, status, profiler.profile)
 
 
@@ -245,7 +242,7 @@ def _failure_recorded(run: RunDir, attempt: str) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(StoreError):
-            run.record_end(attempt, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+            run.manifest.record_end(attempt, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
         raise
 
 

@@ -12,8 +12,9 @@ from icl.core.model import predict
 from icl.core.spec import ModelSpec, Spec
 from icl.core.tasks import sample_evaluation_batch, sample_task_pool
 from icl.io.codec import load_spec, with_run
-from icl.io.rundir import RunDir, RunSummary, read_run
-from icl.io.rundir import list_runs as _list_runs
+from icl.io.manifest import RunSummary
+from icl.io.manifest import list_runs as _list_runs
+from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.loop import execute
 
@@ -36,7 +37,7 @@ class Run:
     @property
     def status(self) -> str:
         """ "complete" or "incomplete", from what is in the store."""
-        return self._directory.status()
+        return self._directory.manifest.status()
 
     @property
     def steps(self) -> list[int]:
@@ -56,7 +57,7 @@ class Run:
 
     def attempts(self) -> list[dict[str, Any]]:
         """The manifest: when, where and with what each attempt began, and what those that ended counted."""
-        return self._directory.attempts()
+        return self._directory.manifest.attempts()
 
     def metrics(self) -> "pd.DataFrame":
         """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`)."""

@@ -7,12 +7,10 @@ from typing import Any
 import orjson
 
 from icl.attempt import EXIT_STORE, guarded
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.io.codec import spec_to_data
-from icl.io.exchange import copy_run, export_checkpoints, import_checkpoints, is_run_folder
-from icl.io.rundir import RunDir, list_runs, read_run
+from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
 from icl.io.store import Store, open_store
-from icl.io.verify import verify_run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,13 +72,13 @@ def _list(store: Store, as_json: bool) -> int:
 
 
 def _show(store: Store, name: str) -> int:
-    run, spec = read_run(store, name)
+    spec, manifest = read_spec(store, name), Manifest(store, name)
     shown: dict[str, Any] = {
-        "run": run.name,
-        "status": run.status(),
-        "checkpoints": run.checkpoint_steps(),
-        "states": run.state_steps(),
-        "attempts": run.attempts(),
+        "run": name,
+        "status": manifest.status(),
+        "checkpoints": saved_steps(store, name, "checkpoints"),
+        "states": saved_steps(store, name, "state"),
+        "attempts": manifest.attempts(),
         "spec": spec_to_data(spec),
     }
     sys.stdout.buffer.write(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
@@ -88,6 +86,10 @@ def _show(store: Store, name: str) -> int:
 
 
 def _export(store: Store, name: str, destination: str, form: str, steps: list[int]) -> int:
+    # What reads tensors is imported where it is used, so that ls and show need no torch.
+    from icl.io.exchange import copy_run, export_checkpoints
+    from icl.io.rundir import read_run
+
     run, spec = read_run(store, name)
     if form not in ("icl", spec.model.architecture):
         raise SpecError(f"--format: got {form}; expected icl or {spec.model.architecture}, the run's architecture.")
@@ -102,6 +104,9 @@ def _export(store: Store, name: str, destination: str, form: str, steps: list[in
 
 
 def _import(store: Store, url: str) -> int:
+    from icl.io.exchange import copy_run, import_checkpoints, is_run_folder
+    from icl.io.rundir import read_run
+
     source = open_store(url, create=False)
     if is_run_folder(source):
         parent, _, name = url.rstrip("/").rpartition("/")
@@ -114,12 +119,15 @@ def _import(store: Store, url: str) -> int:
 
 
 def _verify(store: Store, name: str | None) -> int:
+    from icl.io.rundir import RunDir
+    from icl.io.verify import verify_run
+
     there = [run.name for run in list_runs(store)]
     if name and name not in there:
-        read_run(store, name)  # says what is wrong with the name
+        read_spec(store, name)  # says what is wrong with the name
     faults = 0
     for each in [name] if name else there:
-        run = RunDir(store, each)  # not read_run: a damaged spec is a fault to report, not the end
+        run = RunDir(store, each)  # not its spec: a damaged spec is a fault to report, not the end
         found = list(verify_run(run))
         faults += len(found)
         print(f"{each}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from icl.attempt import guarded
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
 from icl.engines.training import SweepTraining, grace_seconds

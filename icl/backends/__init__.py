@@ -3,7 +3,8 @@
 import importlib
 from collections.abc import Callable
 
-from icl.core.backend import Backend, BackendUnavailableError
+from icl.core.backend import Backend
+from icl.core.errors import BackendUnavailableError
 
 _ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
 

@@ -9,7 +9,8 @@ from torch import Generator
 from torch.profiler import ProfilerActivity
 
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
-from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
+from icl.core.backend import Advance, Step, Tree
+from icl.core.errors import BackendUnavailableError
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")

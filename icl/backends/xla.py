@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from icl.backends.shapes import BoundShapes, check_chunk
-from icl.core.backend import Advance, BackendUnavailableError, Step, Tree
+from icl.core.backend import Advance, Step, Tree
+from icl.core.errors import BackendUnavailableError
 
 _COUNTED = (  # our name, that of torch_xla's metric, and None to count it or the unit of its total
     ("compilations", "CompileTime", None),

@@ -27,10 +27,6 @@ def identical(one: Tree, other: Tree) -> bool:
     )
 
 
-class BackendUnavailableError(RuntimeError):
-    """A backend was asked for whose name, package, driver or device is not there, or that cannot obey the spec."""
-
-
 class Backend(Protocol):
     """A place to run pure functions of trees.
 

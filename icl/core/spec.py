@@ -10,15 +10,9 @@ from typing import Any, Literal
 
 import attrs
 
+from icl.core.errors import SpecError
+
 MAX_INT = 2**31 - 1
-
-
-class SpecError(ValueError):
-    """A spec that cannot be used; `faults` holds one message for each thing wrong with it."""
-
-    def __init__(self, *faults: str) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
 
 
 @attrs.frozen

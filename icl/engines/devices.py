@@ -12,8 +12,7 @@ from typing import IO, Literal
 
 import attrs
 
-from icl.core.backend import BackendUnavailableError
-from icl.core.spec import SpecError
+from icl.core.errors import BackendUnavailableError, SpecError
 
 Kind = Literal["cpu", "cuda", "tpu"]
 _FIRST_PORT = 8476  # the one libtpu itself begins with

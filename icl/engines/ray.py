@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from icl.attempt import Ending
-from icl.core.backend import BackendUnavailableError
+from icl.core.errors import BackendUnavailableError
 from icl.engines.devices import Device, Kind
 from icl.engines.work import Job, Work, count_words
 from icl.engines.worker import WorkerProcess

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import orjson
 
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
 _POLL_SECONDS = 0.1

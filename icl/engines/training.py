@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 
-from icl.core.spec import SpecError, WandbSpec
+from icl.core.errors import SpecError
+from icl.core.spec import WandbSpec
 from icl.engines.devices import Device, Kind, default_devices, default_kind, held, parse_devices
 from icl.engines.local import LocalEngine
 from icl.engines.ray import run_on_ray

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from icl.core.backend import BackendUnavailableError
+from icl.core.errors import BackendUnavailableError
 from icl.core.spec import WandbSpec
 from icl.engines.devices import Device
 from icl.engines.wandb_agent import AgentTask

@@ -15,10 +15,11 @@ import attrs
 import orjson
 
 from icl.attempt import attempt, guarded
-from icl.core.spec import SpecError, WandbSpec
+from icl.core.errors import SpecError
+from icl.core.spec import WandbSpec
 from icl.engines.devices import Device
 from icl.io.codec import with_run
-from icl.io.rundir import RunDir
+from icl.io.manifest import Manifest, saved_steps
 from icl.io.store import open_store
 from icl.io.sweepfile import Member, load_sweep
 from icl.stopping import StopRequest
@@ -101,9 +102,10 @@ def _member(args_file: str, task: AgentTask) -> Member:
 
 
 def _is_stuck(member: Member, task: AgentTask) -> bool:
-    run = RunDir(open_store(task.store), member.name)
-    newest = max(run.state_steps(), default=0)
-    return [attempt["from_step"] for attempt in run.attempts()].count(newest) >= task.max_attempts
+    store = open_store(task.store)
+    newest = max(saved_steps(store, member.name, "state"), default=0)
+    begun = [attempt["from_step"] for attempt in Manifest(store, member.name).attempts()]
+    return begun.count(newest) >= task.max_attempts
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import attrs
 
 from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, Ending
 from icl.io.errors import StoreError
-from icl.io.rundir import RunDir
+from icl.io.manifest import saved_steps
 from icl.io.states import RunState
 from icl.io.store import Store
 from icl.io.sweepfile import Member
@@ -129,7 +129,7 @@ class Work:
 
     def _newest_state(self, job: Job) -> int:
         with suppress(StoreError):
-            return max(RunDir(self._store, job.member.name).state_steps(), default=0)
+            return max(saved_steps(self._store, job.member.name, "state"), default=0)
         return job.state.step
 
 

@@ -11,7 +11,8 @@ import cattrs
 import orjson
 from cattrs.gen import make_dict_structure_fn, override
 
-from icl.core.spec import Rule, Spec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import Rule, Spec
 
 _Decoded = TypeVar("_Decoded")
 

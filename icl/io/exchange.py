@@ -8,7 +8,8 @@ from importlib.metadata import version
 import orjson
 
 from icl.core.backend import Tree, identical
-from icl.core.spec import Spec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import Spec
 from icl.io.codec import decode_spec, encode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
 from icl.io.formats import FORMATS, Format, decode_params, encode_params

@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from icl.core.spec import Spec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import Spec
 from icl.io.codec import encode_spec
 
 OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {}}

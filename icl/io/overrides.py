@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.io.codec import shown
 
 Values = dict[str, Any]

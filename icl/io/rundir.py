@@ -7,9 +7,7 @@ what makes it count.
 
 import logging
 import re
-import secrets
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import attrs
 import orjson
@@ -17,29 +15,19 @@ import torch
 
 from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
-from icl.core.spec import RunSpec, Spec, SpecError
-from icl.io.codec import decode_spec, encode_spec, spec_from_data, spec_to_data
-from icl.io.documents import decode_document, encode_document
-from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.names import check_run_name, run_name
+from icl.core.spec import Spec
+from icl.io.codec import encode_spec
+from icl.io.errors import CheckpointError, MissingObjectError
+from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
+from icl.io.names import run_name
 from icl.io.store import Store
 from icl.io.tensors import Metadata, publish, set_aside, tensors_digest, unpack
 
 logger = logging.getLogger("icl")
-_STEP_FILE = re.compile(r"step-(\d{12})\.safetensors")
 _SEGMENT_FILE = re.compile(r"(\d{12})-(\d{12})-[0-9a-f]{12}\.safetensors")
 KINDS = {"checkpoints": "checkpoint", "state": "state", "metrics": "segment"}
 _KEPT_STATES = 2
 Rows = dict[int, dict[str, float]]
-
-
-@attrs.frozen
-class RunSummary:
-    """A run as a listing shows it: `step` is the newest one it can be resumed from."""
-
-    name: str
-    status: str
-    step: int
 
 
 @attrs.frozen
@@ -49,56 +37,18 @@ class RunDir:
     store: Store
     name: str
 
-    def status(self) -> str:
-        """ "complete" or "incomplete"."""
-        try:
-            self.store.read(f"{self.name}/complete.json")
-        except MissingObjectError:
-            return "incomplete"
-        return "complete"
-
-    def mark_complete(self, info: Mapping[str, Any]) -> None:
-        """Declare that everything the spec asks for is published."""
-        self.store.create(f"{self.name}/complete.json", encode_document(info))
-
-    def record_attempt(self, info: Mapping[str, Any]) -> str:
-        """Add what is known at its start of one attempt to train this run to its manifest; returns the attempt's id."""
-        attempt = f"{info['from_step']:012d}-{secrets.token_hex(6)}"
-        self.store.create(f"{self.name}/attempts/{attempt}.json", encode_document(info))
-        return attempt
-
-    def record_end(self, attempt: str, info: Mapping[str, Any]) -> None:
-        """Add what is known at the end of an attempt that was not cut off."""
-        self.store.create(f"{self.name}/attempts/{attempt}.end.json", encode_document(info))
-
-    def attempts(self) -> list[dict[str, Any]]:
-        """The manifest: every attempt, in the order in which they began; one that ended has `to_step` and `status`."""
-        return self._read_attempts(self.store.list(f"{self.name}/attempts"))
-
-    def last_error(self) -> str | None:
-        """Why the latest attempt failed, if it did; one that was cut off did not. Reads few files."""
-        names = self.store.list(f"{self.name}/attempts")
-        newest = max((name.partition("-")[0] for name in names), default="")
-        attempts = self._read_attempts([name for name in names if name.startswith(f"{newest}-")])
-        return str(attempts[-1]["error"]) if attempts and attempts[-1].get("status") == "failed" else None
-
-    def _read_attempts(self, names: list[str]) -> list[dict[str, Any]]:
-        paths = [f"{self.name}/attempts/{name}" for name in names]
-        files = dict(zip(names, self.store.map(self._read_document, paths), strict=True))
-        found = [
-            info | files.get(f"{file.removesuffix('.json')}.end.json", {})
-            for file, info in files.items()
-            if not file.endswith(".end.json")
-        ]
-        return sorted(found, key=lambda attempt: (int(attempt["from_step"]), str(attempt["started"])))
+    @property
+    def manifest(self) -> Manifest:
+        """What is told of this run."""
+        return Manifest(self.store, self.name)
 
     def checkpoint_steps(self) -> list[int]:
         """The steps whose parameters are published, ascending by number."""
-        return self.steps_in("checkpoints")
+        return saved_steps(self.store, self.name, "checkpoints")
 
     def state_steps(self) -> list[int]:
         """The steps from which training can resume, ascending."""
-        return self.steps_in("state")
+        return saved_steps(self.store, self.name, "state")
 
     def save_checkpoint(self, step: int, params: Tree, metadata: Metadata) -> None:
         """Publish the parameters after `step` updates."""
@@ -189,21 +139,14 @@ class RunDir:
         later = [
             self.step_path(folder, at)
             for folder in ("checkpoints", "state")
-            for at in self.steps_in(folder)
+            for at in saved_steps(self.store, self.name, folder)
             if at > step
         ]
         for path in [*later, *(path for path, _, stop in self.segments() if stop > step)]:
             set_aside(self.store, path, self.store.read(path))
 
-    def _read_document(self, path: str) -> dict[str, Any]:
-        return decode_document(self.store.read(path), path)
-
-    def steps_in(self, folder: str) -> list[int]:
-        matches = map(_STEP_FILE.fullmatch, self.store.list(f"{self.name}/{folder}"))
-        return sorted(int(match[1]) for match in matches if match)
-
     def step_path(self, folder: str, step: int) -> str:
-        return f"{self.name}/{folder}/step-{step:012d}.safetensors"
+        return step_path(self.name, folder, step)
 
     def segments(self) -> list[tuple[str, int, int]]:
         names = self.store.list(f"{self.name}/metrics")
@@ -255,53 +198,9 @@ def open_run(store: Store, spec: Spec) -> RunDir:
 
 
 def read_run(store: Store, name: str) -> tuple[RunDir, Spec]:
-    """The directory of a run that is already there, and its spec, with the run half of its latest attempt.
-
-    Raises: StoreError when it is not there; CheckpointError when what is there is not the run.
-    """
-    check_run_name(name)
-    run = RunDir(store, name)
-    try:
-        spec = stored_spec(store, name)
-    except MissingObjectError:
-        names = ", ".join(summary.name for summary in list_runs(store)) or "none"
-        raise StoreError(f"{store.url}: got no run {name!r}; expected one of those there ({names}).") from None
-    attempts = run.attempts()
-    if attempts:
-        spec = spec_from_data({**spec_to_data(spec), "run": attempts[-1].get("run", {})})
-    return run, spec
-
-
-def list_runs(store: Store) -> list[RunSummary]:
-    """Every run of a store, by name, from two listings each and without opening a file."""
-
-    def summary(name: str) -> RunSummary | None:
-        inside = store.list(name)
-        if "spec.json" not in inside:
-            return None
-        status = "complete" if "complete.json" in inside else "incomplete"
-        return RunSummary(name, status, max(RunDir(store, name).state_steps(), default=0))
-
-    return [found for found in store.map(summary, store.list()) if found]
-
-
-def stored_spec(store: Store, name: str) -> Spec:
-    """The experiment that a run's directory holds, with the default run half.
-
-    Raises: CheckpointError unless it is, to the last bit, the one that its name says.
-    """
-    path = f"{name}/spec.json"
-    try:
-        spec = attrs.evolve(decode_spec(store.read(path)), run=RunSpec())
-    except SpecError as error:
-        raise CheckpointError(
-            f"{path}: got {error}; expected the spec of this run. It is damaged or foreign."
-        ) from None
-    if run_name(spec) != name:
-        raise CheckpointError(
-            f"{path}: got the spec of {run_name(spec)}; expected that of {name}. The data is foreign."
-        )
-    return spec
+    """The directory of a run that is already there, and its spec as `read_spec` gives it."""
+    spec = read_spec(store, name)
+    return RunDir(store, name), spec
 
 
 def _segment_values(start: int, tensors: Tree, metadata: Metadata) -> Iterator[tuple[int, str, float]]:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import attrs
 
 from icl.core.spec import Spec
+from icl.io.manifest import Manifest, saved_steps
 from icl.io.owner import Sighting, is_on_this_machine, sight
-from icl.io.rundir import RunDir
 from icl.io.store import Store
 
 Word = Literal["pending", "running", "stopped", "failed", "complete"]
@@ -58,9 +58,8 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
         return RunState(name, "complete", total, total), None
     if "spec.json" not in inside:
         return RunState(name, "pending", 0, total), None
-    run = RunDir(store, name)
-    step = max(run.state_steps(), default=0)
-    error = run.last_error()
+    step = max(saved_steps(store, name, "state"), default=0)
+    error = Manifest(store, name).last_error()
     word: Word = "failed" if error else "stopped" if step else "pending"
     sighting = sight(store, name)
     return RunState(name, word, step, total, error or ""), None if sighting.gone else sighting

@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from icl.core.spec import Spec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import Spec
 from icl.io.codec import decode_json, in_file, shown, spec_from_data, with_run
 from icl.io.names import run_name
 from icl.io.overrides import Values, assigned

@@ -6,7 +6,8 @@ from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.io.documents import decode_document
 from icl.io.errors import CheckpointError, MissingObjectError
-from icl.io.rundir import KINDS, RunDir, read_run, stored_spec
+from icl.io.manifest import read_spec, saved_steps, stored_spec
+from icl.io.rundir import KINDS, RunDir
 
 _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
 
@@ -55,10 +56,10 @@ def _fault_of(run: RunDir, path: str) -> str | None:
 
 def _promised_checkpoints(run: RunDir, spec: Spec) -> Iterable[int]:
     """The steps that every attempt was to save; only the ends when the attempts had different cadences."""
-    cadences = [attempt["run"]["checkpoint_at"] for attempt in run.attempts() if "run" in attempt]
+    cadences = [attempt["run"]["checkpoint_at"] for attempt in run.manifest.attempts() if "run" in attempt]
     if not cadences or any(cadence != cadences[0] for cadence in cadences):
         return 0, spec.training.total_steps
-    return build_plan(read_run(run.store, run.name)[1]).checkpoint
+    return build_plan(read_spec(run.store, run.name)).checkpoint
 
 
 def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
@@ -70,7 +71,7 @@ def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
     if complete is not None:
         total = complete.training.total_steps
         expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, complete))]
-        saved = {folder: set(run.steps_in(folder)) for folder in ("checkpoints", "state")}
+        saved = {folder: set(saved_steps(run.store, run.name, folder)) for folder in ("checkpoints", "state")}
         for folder, step in expected:
             if step not in saved[folder]:
                 yield f"{run.step_path(folder, step)}: got nothing; expected it in a complete run."

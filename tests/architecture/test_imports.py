@@ -87,6 +87,20 @@ def test_heavy_packages_are_imported_on_use(module: Path) -> None:
         assert name != "icl.backends.xla_program" or (here == "backends/xla.py" and not eager)
 
 
+@pytest.mark.parametrize("name", ["icl", "icl.run", "icl.store", "icl.sweep", "icl.fleet", "icl.engines.wandb_agent"])
+def test_a_command_line_loads_torch_only_to_train(name: str) -> None:
+    """Half a second instead of three for --help, --check, --list and ls, and for a sweep before its workers start."""
+    reached, ahead = set[str](), [name]
+    while ahead:
+        reached.add(here := ahead.pop())
+        path = ROOT.parent / here.replace(".", "/")
+        module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        eager = {found for found, at_once in imports(module) if at_once}
+        assert not eager & {"torch", "safetensors.torch"}, module
+        ahead += [found for found in eager if found.split(".")[0] == "icl" and found not in reached]
+    assert name == "icl" or "icl.core.spec" in reached
+
+
 def test_core_has_no_clock_files_environment_or_print() -> None:
     for module in (ROOT / "core").glob("*.py"):
         assert not {name.split(".")[0] for name, _ in imports(module)} & IMPURE, module

@@ -5,7 +5,7 @@ import torch
 
 import icl
 from icl.backends import available_backends, get_backend
-from icl.core.backend import BackendUnavailableError
+from icl.core.errors import BackendUnavailableError
 from icl.testing import StrictBackend
 
 

@@ -24,8 +24,9 @@ import attrs
 
 from icl.core.backend import Tree, identical
 from icl.io.codec import spec_from_data
+from icl.io.manifest import list_runs
 from icl.io.names import run_name
-from icl.io.rundir import list_runs, read_run
+from icl.io.rundir import read_run
 from icl.io.store import open_store
 from icl.store import main as store_command
 from tests.emulator import BUCKET, Emulator, emulator

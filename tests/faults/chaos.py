@@ -22,7 +22,7 @@ from typing import Any
 
 import attrs
 
-from icl.io.rundir import RunDir
+from icl.io.manifest import Manifest
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
 from tests.faults.campaign import SPEC, differences, read_saved, verify
@@ -162,7 +162,7 @@ def chaos(
     names = [member.name for member in load_sweep(file).members]
     wrong = {name: found for name in names if (found := _faults_of(name, calm, wild))}
     faults += [f"{name}: {fault}" for name, found in wrong.items() for fault in found]
-    attempts = sum(len(RunDir(open_store(str(wild.store)), name).attempts()) for name in names)
+    attempts = sum(len(Manifest(open_store(str(wild.store)), name).attempts()) for name in names)
     begun_in_logs = wild.logs().count(": begun\n")
     if begun_in_logs < attempts:
         faults.append(f"the logs have the beginning of {begun_in_logs} of {attempts} attempts")

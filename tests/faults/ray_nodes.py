@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from icl.io.rundir import RunDir
+from icl.io.manifest import Manifest
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
 
@@ -56,7 +56,7 @@ def working_nodes(folder: Path) -> dict[str, int]:
     """How many attempts each node has made."""
     store = open_store(str(folder / "store"))
     names = [member.name for member in load_sweep(folder / "sweep.json").members]
-    attempts = [attempt for name in names for attempt in RunDir(store, name).attempts()]
+    attempts = [attempt for name in names for attempt in Manifest(store, name).attempts()]
     return Counter(attempt["environment"]["ICL_WORKER"].removeprefix("ray node ") for attempt in attempts)
 
 

@@ -196,7 +196,7 @@ def _judge(url: str, failure: StoreError | None, reference: Saved) -> str:
         newest, steps = run.newest_state(), run.state_steps()
         if (newest[0] if newest else None) != max(steps, default=None):
             faults.append("the newest state is not intact")
-        if failure is None and run.status() != "complete":
+        if failure is None and run.manifest.status() != "complete":
             faults.append("no error, and not complete")
     again = _train(url)
     if again is not None:

@@ -16,10 +16,12 @@ import pytest
 
 from icl import store as store_command
 from icl.core.backend import Tree
-from icl.core.spec import SeedsSpec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import SeedsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.rundir import RunDir, read_run, stored_spec
+from icl.io.manifest import stored_spec
+from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
 from icl.loop import execute
@@ -57,7 +59,7 @@ def loaded(run: RunDir) -> dict[str, Any]:
         "half": lambda: read_run(run.store, run.name)[1],
         "metrics": lambda: {step: {k: v.hex() for k, v in row.items()} for step, row in run.metrics().items()},
         "state": lambda: bits((run.newest_state() or (0, {}))[1]),
-        "attempts": run.attempts,
+        "attempts": run.manifest.attempts,
     }
     reads |= {f"step {step}": partial(load_bits, run, step) for step in run.checkpoint_steps()}
     found = {}

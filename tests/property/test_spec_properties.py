@@ -10,7 +10,8 @@ import attrs
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from icl.core.spec import Spec, SpecError, TaskSpec, TrainingSpec
+from icl.core.errors import SpecError
+from icl.core.spec import Spec, TaskSpec, TrainingSpec
 from icl.io.codec import decode_spec, encode_spec, spec_from_data, spec_to_data
 from icl.io.names import run_name
 from icl.testing import specs

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_json_schema, spec_to_data, with_run
 from icl.io.names import run_name
 

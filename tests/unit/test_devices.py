@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from icl.core.backend import BackendUnavailableError
-from icl.core.spec import SpecError
+from icl.core.errors import BackendUnavailableError, SpecError
 from icl.engines.devices import Device, default_kind, held, parse_devices
 
 TPUS = {"TPU_VISIBLE_CHIPS": "0,1,2,3"}

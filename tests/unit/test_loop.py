@@ -11,10 +11,11 @@ import torch
 
 from icl.backends.cpu import CPUBackend
 from icl.core.backend import identical
+from icl.core.errors import NonFiniteLossError
 from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
-from icl.loop import NonFiniteLossError, Outcome, execute
+from icl.loop import Outcome, execute
 from icl.results import Run, list_runs, load_run, train
 from icl.testing import tiny_spec, with_training
 

@@ -9,7 +9,8 @@ import attrs
 import orjson
 import pytest
 
-from icl.core.spec import SeedsSpec, SpecError
+from icl.core.errors import SpecError
+from icl.core.spec import SeedsSpec
 from icl.io.codec import load_spec
 from icl.io.names import OMITTED_AT_DEFAULT, check_run_name, hashed_bytes, run_name
 from icl.testing import tiny_spec, with_training

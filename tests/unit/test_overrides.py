@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.io.overrides import assigned, parse_assignments, read_parameters
 from icl.run import main
 

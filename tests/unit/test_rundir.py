@@ -13,7 +13,8 @@ from icl.core.metrics import TRAINING_LOSS
 from icl.core.spec import RunSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
-from icl.io.rundir import RunDir, list_runs, open_run, read_run
+from icl.io.manifest import list_runs
+from icl.io.rundir import RunDir, open_run, read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
 
@@ -45,14 +46,14 @@ def damage(run: RunDir, path: str) -> None:
 
 def finish(run: RunDir) -> None:
     """What a whole run of SPEC leaves."""
-    run.record_attempt({"from_step": 0, "started": "2026-01-01T00:00:00+00:00"})
+    run.manifest.record_attempt({"from_step": 0, "started": "2026-01-01T00:00:00+00:00"})
     run.save_checkpoint(0, tree(0.0), METADATA)
     for start, stop in ((0, 2), (2, 4)):
         rows = {stop: {"true/mse": 1.0 / stop}}
         run.save_segment(start, stop, torch.arange(start, stop, dtype=torch.float32), rows, METADATA)
         run.save_state(stop, tree(stop), METADATA)
     run.save_checkpoint(4, tree(4.0), METADATA)
-    run.mark_complete({"step": 4})
+    run.manifest.mark_complete({"step": 4})
 
 
 def test_a_spec_is_published_once_and_its_how_half_may_change(run: RunDir) -> None:
@@ -199,7 +200,7 @@ def test_going_on_elsewhere_puts_aside_what_lies_beyond_and_destroys_nothing(run
 def test_a_whole_run_verifies(run: RunDir) -> None:
     finish(run)
     assert list(verify_run(run)) == []
-    assert run.status() == "complete"
+    assert run.manifest.status() == "complete"
     (summary,) = list_runs(run.store)
     assert (summary.name, summary.status, summary.step) == (run.name, "complete", 4)
 

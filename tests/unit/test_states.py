@@ -7,13 +7,14 @@ from pathlib import Path
 import attrs
 import pytest
 
+from icl.core.errors import NonFiniteLossError
 from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
 from icl.io.owner import owned
 from icl.io.states import RunState, run_states
 from icl.io.store import open_store
-from icl.loop import NonFiniteLossError, execute
+from icl.loop import execute
 
 SPEC = Spec(
     task=TaskSpec(task_dim=2, num_examples=2, num_tasks=3),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icl.core.spec import SpecError
+from icl.core.errors import SpecError
 from icl.io.sweepfile import describe_values, expand_sweep, load_sweep
 
 BASE: dict[str, Any] = {"task": {"task_dim": 2, "num_examples": 3}, "training": {"total_steps": 5}}

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from icl.backends import get_backend
-from icl.core.backend import Backend, BackendUnavailableError, Tree, identical
+from icl.core.backend import Backend, Tree, identical
+from icl.core.errors import BackendUnavailableError
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
 from icl.core.step import build_eval, build_train, evaluation_tree, init_state
