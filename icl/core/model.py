@@ -14,6 +14,7 @@ from icl.core.seeds import derive_generator
 from icl.core.spec import ModelSpec, Spec
 
 Floats = npt.NDArray[np.float32]
+_REGISTER = 16  # float32 numbers in the widest vector register of a processor
 
 
 def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -131,7 +132,7 @@ def predict(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tens
         queries = split_heads(F.linear(inputs[:num_queries], weights[0], biases[0]))
         keys, values = (split_heads(F.linear(inputs, weights[i], biases[i])) for i in (1, 2))
         scores = torch.baddbmm(mask[:num_queries], queries, keys.transpose(1, 2), alpha=(embed // heads) ** -0.5)
-        mixed = torch.bmm(scores.softmax(-1), values).transpose(0, 1).reshape(num_queries, batch, embed)
+        mixed = torch.bmm(_softmax(scores), values).transpose(0, 1).reshape(num_queries, batch, embed)
         return linear(f"{name}.output", mixed) if model.attention_output else mixed
 
     def mlp(name: str, inputs: Tensor) -> Tensor:
@@ -155,6 +156,17 @@ def predict(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tens
     carried = layer_norm("final_layer_norm", carried)
     bias = None if gpt2 else params["unembedding.bias"][:1]
     return F.linear(carried, params["unembedding.weight"][:1], bias).transpose(0, 1)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis, with keys that count for nothing where there are fewer than a vector register holds.
+
+    For (1024, 15, 15), K = 8, PyTorch's CPU kernel takes 4.2 ms without them and 0.4 with, 1.7 and 0.1 back (AVX512).
+    """
+    num_keys = scores.shape[-1]
+    if num_keys >= _REGISTER:
+        return scores.softmax(-1)
+    return F.pad(scores, (0, _REGISTER - num_keys), value=-math.inf).softmax(-1)[..., :num_keys]
 
 
 def _causal_mask(examples: int, like: Tensor) -> Tensor:
