@@ -60,8 +60,16 @@ class Run:
         return self._directory.manifest.attempts()
 
     def metrics(self) -> "pd.DataFrame":
-        """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`)."""
-        import pandas as pd
+        """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`).
+
+        Raises: ModuleNotFoundError without pandas, CheckpointError when a segment is damaged or two of them disagree.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "metrics: got no pandas; expected it beside icl. Install the extra: pip install 'icl[notebook]'."
+            ) from None
 
         table: pd.DataFrame = pd.DataFrame.from_dict(self._directory.metrics(), orient="index").rename_axis("step")
         return table

@@ -55,6 +55,12 @@ def test_metrics_are_a_table_by_step(run: icl.Run) -> None:
     assert not any("dmmse" in column for column in table.columns)
 
 
+def test_metrics_without_pandas_say_what_to_install(run: icl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"got no pandas; .*pip install 'icl\[notebook\]'"):
+        run.metrics()
+
+
 def test_what_is_not_there_is_said(run: icl.Run, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected one of the saved steps \(0, 10, 20\)"):
         run.params(5)
