@@ -30,6 +30,7 @@ from icl.core.spec import SeedsSpec, Spec
 from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batches
 from icl.io.codec import load_spec
+from icl.io.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
 METRIC = "pretrain/delta_ridge"
@@ -51,12 +52,14 @@ def published_spec(seed: int) -> Spec:
 
 def published_params(spec: Spec, seed: int) -> Tree:
     """Where the published run of a seed began: the draws of `torch.nn.Linear` in the order of its code."""
-    embed, heads = spec.model.embed_dim, spec.model.num_heads
+    embed = spec.model.embed_dim
     params = {name: value for name, value in init_params(spec).items() if "layer_norm" in name}
+    to_our_layout = {entry.ours: entry.restore for entry in FORMATS["timaeus"].entries(spec)}
 
-    def draw(name: str, num_inputs: int, num_outputs: int, *, bias: bool) -> None:
-        layer = nn.Linear(num_inputs, num_outputs, bias=bias)
-        params.update({f"{name}.{leaf}": value.detach() for leaf, value in layer.named_parameters()})
+    def draw(layer: str, num_inputs: int, num_outputs: int, *, bias: bool) -> None:
+        for leaf, value in nn.Linear(num_inputs, num_outputs, bias=bias).named_parameters():
+            name = f"{layer}.{leaf}"
+            params[name] = to_our_layout[name](value.detach())
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -68,10 +71,6 @@ def published_params(spec: Spec, seed: int) -> Tree:
             draw(f"blocks.{layer}.mlp.hidden", embed, spec.model.mlp_dim, bias=True)
             draw(f"blocks.{layer}.mlp.output", spec.model.mlp_dim, embed, bias=True)
         draw("unembedding", embed, spec.task.task_dim + 1, bias=True)
-    params["position_embedding.weight"] = params["position_embedding.weight"].T
-    for name in [name for name in params if name.endswith("qkv.weight")]:  # theirs is laid out head by head
-        by_head = params[name].view(heads, 3, embed // heads, embed)
-        params[name] = by_head.transpose(0, 1).reshape(3 * embed, embed)
     return params
 
 

@@ -40,11 +40,11 @@ def sweep_data(size: str, runs: int, steps: int) -> dict[str, Any]:
     """A sweep over seeds."""
     base = {
         "task": {"task_dim": 4, "num_examples": 8},
-        **SIZES[size],
+        "model": SIZES[size]["model"],
+        "training": {**SIZES[size]["training"], "total_steps": steps},
         "evaluation": {"batch_size": 1024},
         "run": {"checkpoint_at": {"linear": 10}, "evaluate_at": {"linear": 10}, "save_state_every": 100},
     }
-    base["training"] = {**base["training"], "total_steps": steps}
     return {"base": base, "grid": {"seeds.init": {"from": 0, "to": runs - 1}}}
 
 
