@@ -43,7 +43,7 @@ def test_jobs_end_in_their_order_before_the_end() -> None:
 
 def test_jobs_that_need_not_be_alone_run_at_once_and_others_in_between() -> None:
     done: list[str] = []
-    together = [threading.Barrier(3, timeout=10) for _ in range(2)]
+    together = [threading.Barrier(3, timeout=60) for _ in range(2)]
 
     def meet(index: int) -> None:
         together[index].wait()  # nobody passes unless all three have begun
