@@ -1,10 +1,10 @@
 """The command line: exit codes, messages on stderr, one JSON line on stdout, and never a traceback."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,8 +231,7 @@ def test_what_trains_nothing_imports_no_torch(arguments: list[str], spec: Path) 
 def test_a_name_takes_less_than_half_a_second(spec: Path) -> None:
     times = []
     for _ in range(3):
-        before = os.times()
+        begun = time.perf_counter()
         assert python("-m", "icl.run", str(spec), "--name").returncode == 0
-        after = os.times()
-        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(times) < 0.5, "of a processor's time, whatever else it does meanwhile"
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.5
