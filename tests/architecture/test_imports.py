@@ -9,17 +9,18 @@ ROOT = Path(__file__).parents[2] / "icl"
 MODULES = sorted(ROOT.rglob("*.py"))
 MAY_IMPORT = {
     "core": {"core"},
-    "backends": {"backends", "core"},
+    "machine": set(),
+    "backends": {"backends", "core", "machine"},
     "io": {"io", "core"},
     "testing": {"backends", "core"},
     "profiling": set(),
-    "loop": {"backends", "core", "io", "profiling"},
+    "loop": {"backends", "core", "io", "machine", "profiling"},
     "results": {"core", "io", "loop"},
     "stopping": set(),
     "attempt": {"core", "io", "loop", "stopping"},
-    "run": {"attempt", "core", "io", "profiling", "stopping"},
+    "run": {"attempt", "core", "io", "machine", "profiling", "stopping"},
     "store": {"attempt", "core", "io"},
-    "engines": {"attempt", "core", "engines", "io", "stopping"},
+    "engines": {"attempt", "core", "engines", "io", "machine", "stopping"},
     "fleet": {"attempt", "core", "engines", "io", "sweep"},
     "sweep": {"attempt", "core", "engines", "io", "stopping"},
 }
