@@ -1,6 +1,6 @@
 """The Backend protocol: where and how fast a pure function runs, never what it computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
@@ -25,6 +25,14 @@ def identical(one: Tree, other: Tree) -> bool:
         and one[key].contiguous().view(-1).view(torch.uint8).equal(other[key].contiguous().view(-1).view(torch.uint8))
         for key in one
     )
+
+
+def description_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """How two descriptions of a backend differ, e.g. ["threads 2 -> 1"]; what only one of them tells does not count.
+
+    An earlier version told other things of a backend; its stores are gone on with.
+    """
+    return [f"{key} {then[key]} -> {now[key]}" for key in sorted(then.keys() & now.keys()) if then[key] != now[key]]
 
 
 class Backend(Protocol):

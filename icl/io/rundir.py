@@ -15,7 +15,7 @@ import torch
 
 from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
-from icl.core.spec import Spec
+from icl.core.spec import MAX_INT, Spec
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
@@ -67,24 +67,32 @@ class RunDir:
         )
 
     def save_state(self, step: int, state: Tree, metadata: Metadata) -> None:
-        """Publish the state to resume from at `step`, then remove those older than the newest two that are intact."""
+        """Publish the state to resume from at `step`, then remove old ones."""
+        self.publish_state(step, state, metadata)
+        self.remove_old_states(step)
+
+    def publish_state(self, step: int, state: Tree, metadata: Metadata) -> None:
+        """Publish a state that training can go on from at `step`."""
         self._publish("state", step, state, metadata)
+
+    def remove_old_states(self, intact_at: int | None = None) -> None:
+        """Remove the states older than the newest two that are intact; the one at `intact_at` is known to be."""
         intact = 0
         for saved in reversed(self.state_steps()):
             if intact == _KEPT_STATES:
                 self.store.delete(self.step_path("state", saved))
-            elif saved == step or self._is_intact("state", saved):
+            elif saved == intact_at or self._is_intact("state", saved):
                 intact += 1
 
-    def newest_state(self) -> tuple[int, Tree, Metadata] | None:
-        """The newest intact state; a damaged newer one is reported and passed over."""
-        steps = self.state_steps()
+    def newest_state(self, at_most: int = MAX_INT) -> tuple[int, Tree, Metadata] | None:
+        """The newest intact state, up to a step; a damaged newer one is reported and passed over."""
+        steps = [step for step in self.state_steps() if step <= at_most]
         while steps:
             step = steps.pop()
             try:
                 state, metadata = self.load("state", self.step_path("state", step))
             except MissingObjectError:  # another process has since published newer ones and removed this one
-                steps = self.state_steps()
+                steps = [step for step in self.state_steps() if step <= at_most]
             except CheckpointError as error:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
@@ -136,14 +144,18 @@ class RunDir:
 
     def set_aside_beyond(self, step: int) -> None:
         """Put everything that goes beyond `step` under superseded/: the run goes on from there with other bits."""
+        for _, path in self.files_beyond(step):
+            set_aside(self.store, path, self.store.read(path))
+
+    def files_beyond(self, step: int) -> list[tuple[str, str]]:
+        """Folder and path of every file of tensors that goes beyond `step`."""
         later = [
-            self.step_path(folder, at)
+            (folder, self.step_path(folder, at))
             for folder in ("checkpoints", "state")
             for at in saved_steps(self.store, self.name, folder)
             if at > step
         ]
-        for path in [*later, *(path for path, _, stop in self.segments() if stop > step)]:
-            set_aside(self.store, path, self.store.read(path))
+        return later + [("metrics", path) for path, _, stop in self.segments() if stop > step]
 
     def step_path(self, folder: str, step: int) -> str:
         return step_path(self.name, folder, step)
