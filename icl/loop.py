@@ -71,7 +71,7 @@ def execute(
     Args:
         allow_backend_change: go on from a state computed on another backend (the bits will differ from either's).
         should_stop: asked after every chunk; when true the state is saved and the outcome is "interrupted".
-        progress: told the step and the new metrics whenever there are some.
+        progress: told after every chunk the step, and the metrics that are due there, if any.
         trace: a local directory for a recording of the second to the fifth chunk and the effects between them.
 
     Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains this run),
