@@ -27,7 +27,7 @@ from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import unflatten_params
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
-from icl.core.step import build_eval, build_train, init_state
+from icl.core.step import STATE_LEAVES, build_eval, build_train, init_state
 from icl.core.tasks import sample_batch_on_device, sample_batches, sample_task_pool, training_seed
 from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
@@ -266,7 +266,9 @@ def _state_to_go_on_from(
         logger.warning("the backend changes at step %d (%s): the bits will differ", step, "; ".join(changed))
         run.set_aside_beyond(step)
     logger.info("resuming %s from step %d", run.name, step)
-    return state
+    return {
+        leaf: state[leaf] for leaf in STATE_LEAVES
+    }  # as at step 0: a program's inputs are in the order of its leaves
 
 
 def _batches(spec: Spec, backend: Backend, pool: Tensor | None, start: int, chunks: list[int]) -> Iterator[Tree]:
