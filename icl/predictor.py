@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from icl.core.model import attention_patterns, parameter_shapes, predict_through
-from icl.core.parts import Part
+from icl.core.parts import Part, computation
 from icl.core.sequences import require_place, require_sequences
 from icl.core.spec import ModelSpec, Spec
 
@@ -21,7 +21,7 @@ class PartModule(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """What the part makes of its inputs; see the function of its name in `icl.core.parts`."""
         own = dict(self.named_parameters(self._name, recurse=False))
-        return Part(self._model, own, self._name, self._inner).compute(*inputs)
+        return computation(self._name)(Part(self._model, own, self._name, self._inner), *inputs)
 
     def _inner(self, name: str, *inputs: Any) -> Any:
         return self.get_submodule(name.removeprefix(f"{self._name}."))(*inputs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icl.core.backend import Tree
-from icl.core.parts import Call, Part, causal_mask, embed
+from icl.core.parts import Call, Part, causal_mask, computation, embed
 from icl.core.seeds import derive_generator
 from icl.core.spec import ModelSpec, Spec
 
@@ -110,7 +110,7 @@ def predict(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tens
     """
 
     def call(name: str, *inputs: Any) -> Any:
-        return Part(model, params, name, call).compute(*inputs)
+        return computation(name)(Part(model, params, name, call), *inputs)
 
     return predict_through(call, model, xs, ys)
 
@@ -148,7 +148,7 @@ def attention_patterns(model: ModelSpec, params: Mapping[str, Tensor], xs: Tenso
     patterns: list[Tensor] = []
 
     def call(name: str, *inputs: Any) -> Any:
-        result = Part(model, params, name, call).compute(*inputs)
+        result = computation(name)(Part(model, params, name, call), *inputs)
         if name.endswith(".pattern"):
             patterns.append(result)
         return result

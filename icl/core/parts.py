@@ -6,9 +6,9 @@ Activations are (tokens, batch, features), so that dropping tokens and splitting
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
 
-import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,19 +21,16 @@ Call: TypeAlias = Callable[..., Any]
 _REGISTER = 16  # float32 numbers in the widest vector register of a processor
 
 
-@attrs.frozen
-class Part:
-    """One part of a model: `params` holds its own parameters, by full name, and `call` reaches those inside it."""
+class Part(NamedTuple):
+    """One part of a model: `params` holds its own parameters, by full name, and `call` reaches the parts inside it.
+
+    A tuple, because one is made at every call, which is the host's time on a fast device.
+    """
 
     model: ModelSpec
     params: Mapping[str, Tensor]
     name: str
     call: Call
-
-    def compute(self, *inputs: Any) -> Any:
-        """What this part makes of its inputs."""
-        kind = self.name.rpartition(".")[2]
-        return _COMPUTE["block" if kind.isdecimal() else kind](self, *inputs)
 
     @property
     def weight(self) -> Tensor:
@@ -43,9 +40,12 @@ class Part:
     def bias(self) -> Tensor | None:
         return self.params.get(f"{self.name}.bias")
 
-    def inner(self, name: str, *inputs: Any) -> Any:
-        """What the part `name` inside this one makes of its inputs."""
-        return self.call(f"{self.name}.{name}", *inputs)
+
+@cache
+def computation(name: str) -> Callable[..., Any]:
+    """`computation(name)(part, *inputs)`: what the part of that name makes of its inputs."""
+    kind = name.rpartition(".")[2]
+    return _COMPUTE["block" if kind.isdecimal() else kind]
 
 
 def embed(call: Call, xs: Tensor, ys: Tensor) -> Tensor:
@@ -82,25 +82,26 @@ def _layer_norm(part: Part, inputs: Tensor) -> Tensor:
 
 def _block(part: Part, inputs: Tensor, mask: Tensor) -> Tensor:
     """(Q, B, E) from (T, B, E): the first Q tokens are carried on, those that `mask` (Q, T) has rows for."""
+    normed = _normed(part, "attention_layer_norm", inputs)  # before `skip`: gradients are added in this order on XLA
     skip = inputs[: mask.shape[0]]
-    carried: Tensor = skip + part.inner("attention", _normed(part, "attention_layer_norm", inputs), mask)
-    carried = carried + part.inner("mlp", _normed(part, "mlp_layer_norm", carried))
+    carried: Tensor = skip + part.call(f"{part.name}.attention", normed, mask)
+    carried = carried + part.call(f"{part.name}.mlp", _normed(part, "mlp_layer_norm", carried))
     if part.model.architecture == "raventos":
         return carried
     return skip + carried  # the published code adds a block's input once inside it and once outside
 
 
 def _normed(part: Part, name: str, inputs: Tensor) -> Tensor:
-    normed: Tensor = part.inner(name, inputs) if part.model.layer_norm else inputs
+    normed: Tensor = part.call(f"{part.name}.{name}", inputs) if part.model.layer_norm else inputs
     return normed
 
 
 def _attention(part: Part, inputs: Tensor, mask: Tensor) -> Tensor:
     """(Q, B, E) from (T, B, E)."""
-    queries, keys, values = part.inner("qkv", inputs, mask.shape[0])
-    pattern = part.inner("pattern", queries, keys, mask)
+    queries, keys, values = part.call(f"{part.name}.qkv", inputs, mask.shape[0])
+    pattern = part.call(f"{part.name}.pattern", queries, keys, mask)
     mixed = torch.bmm(pattern, values).transpose(0, 1).reshape(mask.shape[0], inputs.shape[1], part.model.embed_dim)
-    output: Tensor = part.inner("output", mixed) if part.model.attention_output else mixed
+    output: Tensor = part.call(f"{part.name}.output", mixed) if part.model.attention_output else mixed
     return output
 
 
@@ -136,9 +137,9 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _mlp(part: Part, inputs: Tensor) -> Tensor:
-    hidden: Tensor = part.inner("hidden", inputs)
+    hidden: Tensor = part.call(f"{part.name}.hidden", inputs)
     gpt2 = part.model.architecture == "raventos"
-    output: Tensor = part.inner("output", F.gelu(hidden, approximate="tanh") if gpt2 else hidden.relu())
+    output: Tensor = part.call(f"{part.name}.output", F.gelu(hidden, approximate="tanh") if gpt2 else hidden.relu())
     return output
 
 
