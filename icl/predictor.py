@@ -33,6 +33,9 @@ class PartModule(nn.Module):
 class Predictor(nn.Module):
     """The trained transformer: `model(xs, ys)` is bit for bit `predict` of its parameters.
 
+    PyTorch multiplies some small matrices in another way when they require gradients. For the bits of
+    `predict(spec.model, run.params(step), xs, ys)` at every size, call `model.requires_grad_(False)` first.
+
     Names and order of the parameters are those of `parameter_shapes`. Every part is a module through which the
     computation goes, so forward hooks fire, and what they return takes the place of the part's output:
     `token_embedding`, `position_embedding`, `blocks.0` (the residual stream after it), `blocks.0.attention_layer_norm`,
@@ -77,7 +80,7 @@ class Predictor(nn.Module):
 
     def _require(self, where: str, xs: Tensor, ys: Tensor) -> None:
         require_sequences(where, xs, ys, dim=self._task.task_dim, most=self._task.num_examples)
-        require_place(where, xs, next(self.parameters()))
+        require_place(where, next(self.parameters()), xs=xs, ys=ys)
 
     def _part(self, name: str) -> nn.Module:
         """The module of that name, made with those around it unless it is there."""
