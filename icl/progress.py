@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 Progress: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -44,6 +45,7 @@ def progress_bar(total_steps: int, *, leave: bool) -> Iterator[Progress]:
         yield progress
 
 
+@cache
 def _bar_class() -> Any:
     """tqdm's class for this place; without ipywidgets a notebook gets the text bar, and no advice to install them."""
     with _importing, warnings.catch_warnings():

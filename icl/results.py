@@ -135,7 +135,7 @@ def train(
 
     Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
     """
-    resolved = with_run(load_spec(spec), backend=backend, store=None if store is None else fspath(store))
+    resolved = with_run(load_spec(spec), backend=backend, store=store)
     if progress is None or progress is True:
         showing: AbstractContextManager[Progress] = progress_bar(resolved.training.total_steps, leave=True)
     else:

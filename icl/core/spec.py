@@ -86,8 +86,6 @@ _TEXT = Rule(
 )
 _SEED = _integer(0, 2**64 - 1)
 _COUNT = _integer(1)
-
-
 _PYTHON: dict[str, Callable[[Any], Any]] = {"b": bool, "i": int, "u": int, "f": float, "U": str}
 
 
@@ -114,6 +112,10 @@ def _floats(value: Any) -> Any:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _path(value: Any) -> Any:
+    return value.__fspath__() if hasattr(value, "__fspath__") else value
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -261,7 +263,7 @@ class RunSpec:
     """How and where: none of this changes a bit of the result, except that another `backend` rounds differently."""
 
     backend: str = attrs.field(default="cpu", validator=_TEXT)
-    store: str = attrs.field(default="runs", validator=_TEXT)
+    store: str = attrs.field(default="runs", converter=_path, validator=_TEXT)
     checkpoint_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=50, linear=50))
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))
     log_every: int = attrs.field(default=100, validator=_COUNT)

@@ -15,6 +15,7 @@ from icl.core.metrics import squared_error
 from icl.core.model import parameter_shapes, predict
 from icl.core.spec import TaskSpec
 from icl.core.step import init_state
+from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError, StoreError
 from icl.loop import _state_to_go_on_from
 from icl.testing import tiny_spec, with_training
@@ -95,6 +96,7 @@ def test_stores_may_be_paths(tmp_path: Path) -> None:
     made = icl.train(SPEC, store=tmp_path, progress=False)
     assert icl.list_runs(tmp_path)[0].name == made.name
     assert icl.load_run(tmp_path, made.name).steps == made.steps
+    assert icl.load_spec({**spec_to_data(SPEC), "run": {"store": tmp_path}}).run.store == str(tmp_path)
     assert icl.load_run(tmp_path, made.name[-16:-8]).name == icl.load_run(tmp_path, "L2H2").name == made.name
 
 
