@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from icl.backends import available_backends as available_backends
     from icl.backends import get_backend as get_backend
+    from icl.core.baselines import dmmse_predictions as dmmse_predictions
+    from icl.core.baselines import ridge_predictions as ridge_predictions
     from icl.core.errors import SpecError as SpecError
+    from icl.core.model import predict as predict
     from icl.core.spec import Spec as Spec
     from icl.io.codec import load_spec as load_spec
     from icl.io.names import run_name as run_name
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "available_backends": "icl.backends",
     "get_backend": "icl.backends",
+    "dmmse_predictions": "icl.core.baselines",
+    "ridge_predictions": "icl.core.baselines",
+    "predict": "icl.core.model",
     "Spec": "icl.core.spec",
     "SpecError": "icl.core.errors",
     "load_spec": "icl.io.codec",

@@ -1,33 +1,42 @@
 """Runs as a notebook sees them: train one, open one, read its parameters, model, metrics and data."""
 
-from collections.abc import Callable, Mapping
-from os import PathLike
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from torch import Tensor, nn
+from torch import Tensor
 
 from icl.core.backend import Tree
-from icl.core.model import predict
-from icl.core.spec import ModelSpec, Spec
-from icl.core.tasks import sample_evaluation_batch, sample_task_pool
+from icl.core.metrics import with_limits
+from icl.core.model import parameter_shapes
+from icl.core.spec import Spec
+from icl.core.tasks import sample_batch, sample_evaluation_batch, sample_task_pool
 from icl.io.codec import load_spec, with_run
+from icl.io.lookup import find_run
 from icl.io.manifest import RunSummary
 from icl.io.manifest import list_runs as _list_runs
+from icl.io.names import natural_order
 from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.loop import execute
+from icl.predictor import Predictor
+from icl.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Run:
     """A run in a store: a view of what is saved there, read when asked for."""
 
     spec: Spec
     _directory: RunDir
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name} in {self._directory.store.url}>"
 
     @property
     def name(self) -> str:
@@ -45,15 +54,16 @@ class Run:
         return self._directory.checkpoint_steps()
 
     def params(self, step: int) -> Tree:
-        """The parameters after `step` updates: float32 CPU tensors by name.
+        """The parameters after `step` updates: float32 CPU tensors by name, in the order of `parameter_shapes`.
 
         Raises: CheckpointError when that step is not saved or its file is damaged.
         """
-        return self._directory.load_checkpoint(step)
+        loaded = self._directory.load_checkpoint(step)
+        return {name: loaded[name] for name in parameter_shapes(self.spec)}
 
-    def model(self, step: int) -> "Predictor":
+    def model(self, step: int) -> Predictor:
         """The model after `step` updates; `model(xs, ys)` is exactly `predict(spec.model, params, xs, ys)`."""
-        return Predictor(self.spec.model, self.params(step))
+        return Predictor(self.spec, self.params(step))
 
     def attempts(self) -> list[dict[str, Any]]:
         """The manifest: when, where and with what each attempt began, and what those that ended counted."""
@@ -71,7 +81,10 @@ class Run:
                 "metrics: got no pandas; expected it beside icl. Install the extra: pip install 'icl[notebook]'."
             ) from None
 
-        table: pd.DataFrame = pd.DataFrame.from_dict(self._directory.metrics(), orient="index").rename_axis("step")
+        num_tasks = self.spec.task.num_tasks
+        rows = {step: with_limits(num_tasks, row) for step, row in self._directory.metrics().items()}
+        columns = sorted({name for row in rows.values() for name in row}, key=natural_order)
+        table: pd.DataFrame = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("step")
         return table
 
     def task_pool(self) -> Tensor | None:
@@ -79,37 +92,37 @@ class Run:
         return sample_task_pool(self.spec)
 
     def evaluation_batch(self, evaluation_set: str) -> Tree:
-        """The fixed batch, xs (B, K, D) and ys (B, K, 1), of the set "pretrain" or "true"."""
+        """The fixed batch of the set "pretrain" or "true": xs (B, K, D), ys (B, K, 1), and the tasks, ws (B, D)."""
         return sample_evaluation_batch(self.spec, evaluation_set, self.task_pool())
 
+    def training_batch(self, step: int) -> Tree:
+        """The batch on which the model after `step` updates is trained: xs (B, K, D), ys (B, K, 1), ws (B, D).
 
-class Predictor(nn.Module):
-    """The trained transformer as a module: the same outputs as `predict`, the same parameter names as a checkpoint."""
+        Law: the loss of `model(step)` on it is `train/loss` in row `step + 1` of `metrics()`, up to rounding.
 
-    def __init__(self, model: ModelSpec, params: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._model = model
-        for name, value in params.items():
-            *path, leaf = name.split(".")
-            owner: nn.Module = self
-            for part in path:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner.get_submodule(part)
-            owner.register_parameter(leaf, nn.Parameter(value.clone()))
-
-    def forward(self, xs: Tensor, ys: Tensor) -> Tensor:
-        """The prediction (B, K, 1) of every y from the examples before it; xs (B, K, D), ys (B, K, 1)."""
-        return predict(self._model, dict(self.named_parameters()), xs, ys)
+        Raises: ValueError for a step that is not trained, or a run whose device draws its own batches.
+        """
+        total = self.spec.training.total_steps
+        if self.spec.training.sampling == "device":
+            raise ValueError(
+                'training_batch: got a run with training.sampling="device"; expected "host". Such batches are drawn by '
+                "the device's own generator while it trains, and cannot be drawn again elsewhere."
+            )
+        if not 0 <= step < total:
+            raise ValueError(
+                f"training_batch: got step {step}; expected one from 0 to {total - 1}. The model after the last of "
+                f"{total} updates is trained no further."
+            )
+        return sample_batch(self.spec, step, self.task_pool())
 
 
 def train(
     spec: "Spec | Mapping[str, Any] | str | PathLike[str]",
     *,
     backend: str | None = None,
-    store: str | None = None,
+    store: str | PathLike[str] | None = None,
     allow_backend_change: bool = False,
-    progress: Callable[[int, Mapping[str, float]], None] = lambda step, row: None,
+    progress: Progress | bool | None = None,
 ) -> Run:
     """Train a spec to its end, going on from whatever its store holds, and return the run.
 
@@ -117,24 +130,36 @@ def train(
         spec: a Spec, plain data, or the path of a JSON file.
         backend, store: override the spec's `run.backend` and `run.store`; neither changes the run's name.
         allow_backend_change: go on from a state that another backend computed.
-        progress: called with the step and its new metrics.
+        progress: None shows a bar with the newest losses, False shows nothing; a function is called with the step and
+            the metrics that are due there, which may be none.
 
     Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
     """
     resolved = with_run(load_spec(spec), backend=backend, store=store)
-    outcome = execute(resolved, allow_backend_change=allow_backend_change, progress=progress)
+    if progress is None or progress is True:
+        showing: AbstractContextManager[Progress] = progress_bar(resolved.training.total_steps, leave=True)
+    else:
+        showing = nullcontext(progress or (lambda step, row: None))
+    with showing as tell:
+        outcome = execute(resolved, allow_backend_change=allow_backend_change, progress=tell)
+        tell(outcome.step, {})
     return load_run(outcome.store, outcome.run)
 
 
-def load_run(store: str, name: str) -> Run:
+def load_run(store: str | PathLike[str], name: str) -> Run:
     """The run of that name in a store (a local path or any fsspec URL).
 
-    Raises: StoreError when the store or the run is not there; CheckpointError when what is there is not the run.
+    Args:
+        name: the run's name, or enough of its beginning, or of the hash at its end, to tell it from all others.
+
+    Raises: StoreError when the store or the run is not there, or more than one run is meant; CheckpointError when what
+        is there is not the run.
     """
-    directory, spec = read_run(open_store(store, create=False), name)
+    opened = open_store(fspath(store), create=False)
+    directory, spec = read_run(opened, find_run(opened, name))
     return Run(spec, directory)
 
 
-def list_runs(store: str) -> list[RunSummary]:
-    """Name, status and newest step of every run in a store."""
-    return _list_runs(open_store(store, create=False))
+def list_runs(store: str | PathLike[str]) -> list[RunSummary]:
+    """Name, status and newest step of every run in a store, M4 before M16 and Minf last."""
+    return _list_runs(open_store(fspath(store), create=False))

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
 
 import orjson
 
@@ -101,18 +100,13 @@ def _check(spec: Spec) -> int:
 def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_stop: StopRequest) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     # Imported here so that --name and --check need no torch.
-    from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from icl.profiling import format_profile
+    from icl.progress import progress_bar
 
     total = spec.training.total_steps
-    with logging_redirect_tqdm(), tqdm(total=total, unit="step", file=sys.stderr, leave=False) as bar:
-
-        def progress(step: int, row: Mapping[str, float]) -> None:
-            bar.set_postfix({k: f"{v:.4g}" for k, v in row.items() if "token" not in k}, refresh=False)
-            bar.update(step - bar.n)
-
+    with logging_redirect_tqdm(), progress_bar(total, leave=False) as progress:
         ending = attempt(
             spec,
             allow_backend_change=allow_backend_change,

@@ -9,6 +9,7 @@ import orjson
 from icl.attempt import EXIT_STORE, guarded
 from icl.core.errors import SpecError
 from icl.io.codec import spec_to_data
+from icl.io.lookup import find_run
 from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
 from icl.io.store import Store, open_store
 
@@ -24,11 +25,11 @@ def _do(options: argparse.Namespace) -> int:
     if options.command == "ls":
         return _list(store, options.json)
     if options.command == "show":
-        return _show(store, options.run)
+        return _show(store, find_run(store, options.run))
     if options.command == "verify":
-        return _verify(store, options.run)
+        return _verify(store, [find_run(store, options.run)] if options.run else [run.name for run in list_runs(store)])
     if options.command == "export":
-        return _export(store, options.run, options.destination, options.format, options.step)
+        return _export(store, find_run(store, options.run), options.destination, options.format, options.step)
     return _import(store, options.source)
 
 
@@ -47,9 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     bring = commands.add_parser("import", help="publish a folder that export wrote, or others in the same layout")
     for command in (ls, show, verify, export, bring):
         command.add_argument("url", metavar="URL", help="a local path or any fsspec URL")
-    show.add_argument("run", metavar="RUN")
+    show.add_argument("run", metavar="RUN", help="its name, or enough of the beginning of its name or hash")
     verify.add_argument("run", metavar="RUN", nargs="?", help="one run; without it, all of them")
-    export.add_argument("run", metavar="RUN")
+    export.add_argument("run", metavar="RUN", help="as for show")
     export.add_argument("destination", metavar="DEST", help="where to make the folder RUN: a path or an fsspec URL")
     export.add_argument(
         "--format",
@@ -118,19 +119,16 @@ def _import(store: Store, url: str) -> int:
     return 0
 
 
-def _verify(store: Store, name: str | None) -> int:
+def _verify(store: Store, names: list[str]) -> int:
     from icl.io.rundir import RunDir
     from icl.io.verify import verify_run
 
-    there = [run.name for run in list_runs(store)]
-    if name and name not in there:
-        read_spec(store, name)  # says what is wrong with the name
     faults = 0
-    for each in [name] if name else there:
-        run = RunDir(store, each)  # not its spec: a damaged spec is a fault to report, not the end
+    for name in names:
+        run = RunDir(store, name)  # not its spec: a damaged spec is a fault to report, not the end
         found = list(verify_run(run))
         faults += len(found)
-        print(f"{each}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")
+        print(f"{name}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")
         for fault in found:
             print(f"  {fault}")
     return EXIT_STORE if faults else 0

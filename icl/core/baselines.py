@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from icl.core.sequences import require_sequences
+
 BYTE_BUDGET = 1 << 21  # of one float64 temporary; benchmarks/baselines.py measures the choice
 
 
@@ -21,8 +23,10 @@ def ridge_predictions(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
         xs: (B, K, D). ys: (B, K, 1). noise_variance: sigma^2 >= 0.
 
     Returns: (B, K, 1) float64.
+    Raises: ValueError for other shapes, which would broadcast.
     Source: Raventos et al. 2023, eq. 3.
     """
+    require_sequences("ridge_predictions", xs, ys)
     batch, examples, dim = xs.shape
     rows = max(1, BYTE_BUDGET // (8 * examples * examples * dim))
     parts = [
@@ -57,8 +61,15 @@ def dmmse_predictions(xs: Tensor, ys: Tensor, pool: Tensor, noise_variance: floa
         xs: (B, K, D). ys: (B, K, 1). pool: (M, D), M >= 1. noise_variance: sigma^2 >= 0.
 
     Returns: (B, K, 1) float64.
+    Raises: ValueError for other shapes, which would broadcast.
     Source: Raventos et al. 2023, eq. 2.
     """
+    require_sequences("dmmse_predictions", xs, ys)
+    if pool.ndim != 2 or not len(pool) or pool.shape[1] != xs.shape[-1]:
+        raise ValueError(
+            f"dmmse_predictions: got a pool {tuple(pool.shape)}; expected (M, D) with M >= 1 and D = {xs.shape[-1]}. "
+            "`run.task_pool()` has it; with infinite M dMMSE is ridge: call ridge_predictions."
+        )
     tasks_at_once = min(pool.shape[0], 4096)
     rows = max(1, BYTE_BUDGET // (8 * tasks_at_once))
     parts = [

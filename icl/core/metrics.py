@@ -5,6 +5,8 @@ position k (after k examples), and without suffix the mean over the K positions.
 Raventos et al. 2023 (eq. 4) divide both by D.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def squared_gaps(ys_pred: Tensor, references: Tensor, weights: Tensor) -> Tensor
 
 
 def reference_names(num_tasks: int | None) -> tuple[str, ...]:
-    """The metrics of one evaluation set; a Gaussian task prior has no discrete posterior to compare with."""
+    """The metrics of one evaluation set that are computed; under a Gaussian task prior dMMSE is ridge."""
     return ("mse", "delta_ridge") if num_tasks is None else ("mse", "delta_ridge", "delta_dmmse")
 
 
@@ -39,3 +41,16 @@ def name_metrics(evaluation_set: str, names: tuple[str, ...], values: Tensor) ->
         rows[f"{evaluation_set}/{name}"] = float(row.mean())
         rows |= {f"{evaluation_set}/{name}/token/{k}": float(value) for k, value in enumerate(row)}
     return rows
+
+
+def with_limits(num_tasks: int | None, values: Mapping[str, float]) -> dict[str, float]:
+    """`values` and, under a Gaussian task prior, `delta_dmmse`: `delta_ridge`, since dMMSE tends to ridge as M grows.
+
+    Law: idempotent, so that it completes stored values, of which the older ones lack it.
+    """
+    if num_tasks is not None:
+        return dict(values)
+    limits = {
+        name.replace("/delta_ridge", "/delta_dmmse"): value for name, value in values.items() if "/delta_ridge" in name
+    }
+    return {**values, **limits}

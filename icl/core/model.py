@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from icl.core.backend import Tree
+from icl.core.parts import Call, Part, causal_mask, computation, embed
 from icl.core.seeds import derive_generator
 from icl.core.spec import ModelSpec, Spec
 
 Floats = npt.NDArray[np.float32]
-_REGISTER = 16  # float32 numbers in the widest vector register of a processor
 
 
 def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -99,9 +99,6 @@ def predict(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tens
     """The model's prediction of every y from the examples before it; prediction k has seen k examples.
 
     Laws: prediction k is bit-for-bit independent of ys[k:] and xs[k+1:]; permuting the batch permutes the output.
-    The sequence is x_1, y_1, x_2, y_2, ...; here all x tokens come first and then all y tokens but the last, which can
-    influence nothing; in the last layer only x tokens are carried on. Both are exact: attention does not see the order
-    of its keys. Activations are (tokens, batch, features), so that dropping tokens and splitting heads copies nothing.
 
     Args:
         params: as `init_params`, on any device.
@@ -111,67 +108,55 @@ def predict(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tens
     Returns: (B, K, 1) float32.
     Source: Hoogland et al. 2024 ("timaeus"), Raventos et al. 2023 ("raventos").
     """
-    batch, examples, _ = xs.shape
-    embed, heads = model.embed_dim, model.num_heads
-    gpt2 = model.architecture == "raventos"
 
-    def linear(name: str, inputs: Tensor) -> Tensor:
-        return F.linear(inputs, params[f"{name}.weight"], params.get(f"{name}.bias"))
+    def call(name: str, *inputs: Any) -> Any:
+        return computation(name)(Part(model, params, name, call), *inputs)
 
-    def layer_norm(name: str, inputs: Tensor) -> Tensor:
-        if not model.layer_norm:
-            return inputs
-        return F.layer_norm(inputs, (embed,), params[f"{name}.weight"], params[f"{name}.bias"], eps=1e-5)
-
-    def split_heads(inputs: Tensor) -> Tensor:
-        return inputs.reshape(inputs.shape[0], batch * heads, embed // heads).transpose(0, 1)
-
-    def attention(name: str, inputs: Tensor, num_queries: int) -> Tensor:
-        weights = params[f"{name}.qkv.weight"].view(3, embed, embed).unbind()
-        biases = params[f"{name}.qkv.bias"].view(3, embed).unbind() if gpt2 else (None, None, None)
-        queries = split_heads(F.linear(inputs[:num_queries], weights[0], biases[0]))
-        keys, values = (split_heads(F.linear(inputs, weights[i], biases[i])) for i in (1, 2))
-        scores = torch.baddbmm(mask[:num_queries], queries, keys.transpose(1, 2), alpha=(embed // heads) ** -0.5)
-        mixed = torch.bmm(_softmax(scores), values).transpose(0, 1).reshape(num_queries, batch, embed)
-        return linear(f"{name}.output", mixed) if model.attention_output else mixed
-
-    def mlp(name: str, inputs: Tensor) -> Tensor:
-        hidden = linear(f"{name}.hidden", inputs)
-        return linear(f"{name}.output", F.gelu(hidden, approximate="tanh") if gpt2 else hidden.relu())
-
-    mask = _causal_mask(examples, xs)
-    tokens = torch.cat([F.pad(xs, (1, 0)), F.pad(ys[:, :-1], (0, xs.shape[-1]))], dim=1).transpose(0, 1)
-    positions = params["position_embedding.weight"][: 2 * examples].view(examples, 2, embed)
-    carried = linear("token_embedding", tokens)
-    carried = carried + torch.cat([positions[:, 0], positions[:-1, 1]])[:, None]
-    for layer in range(model.num_layers):
-        block = f"blocks.{layer}"
-        num_queries = examples if layer == model.num_layers - 1 else 2 * examples - 1
-        normed = layer_norm(f"{block}.attention_layer_norm", carried)
-        skip = carried[:num_queries]
-        carried = skip + attention(f"{block}.attention", normed, num_queries)
-        carried = carried + mlp(f"{block}.mlp", layer_norm(f"{block}.mlp_layer_norm", carried))
-        if not gpt2:
-            carried = skip + carried  # the published code adds a block's input once inside it and once outside
-    carried = layer_norm("final_layer_norm", carried)
-    bias = None if gpt2 else params["unembedding.bias"][:1]
-    return F.linear(carried, params["unembedding.weight"][:1], bias).transpose(0, 1)
+    return predict_through(call, model, xs, ys)
 
 
-def _softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, with keys that count for nothing where there are fewer than a vector register holds.
+def predict_through(call: Call, model: ModelSpec, xs: Tensor, ys: Tensor) -> Tensor:
+    """`predict`, with every part of the model called by its name.
 
-    For (1024, 15, 15), K = 8, PyTorch's CPU kernel takes 4.2 ms without them and 0.4 with, 1.7 and 0.1 back (AVX512).
+    The sequence is x_1, y_1, x_2, y_2, ...; here all x tokens come first and then all y tokens but the last, which can
+    influence nothing; in the last layer only x tokens are carried on. Both are exact: attention does not see the order
+    of its keys.
     """
-    num_keys = scores.shape[-1]
-    if num_keys >= _REGISTER:
-        return scores.softmax(-1)
-    return F.pad(scores, (0, _REGISTER - num_keys), value=-math.inf).softmax(-1)[..., :num_keys]
+    examples = xs.shape[1]
+    mask = causal_mask(examples, examples - 1, xs)
+    carried = embed(call, xs, ys[:, :-1])
+    for layer in range(model.num_layers):
+        carried = call(f"blocks.{layer}", carried, mask[:examples] if layer == model.num_layers - 1 else mask)
+    if model.layer_norm:
+        carried = call("final_layer_norm", carried)
+    predictions: Tensor = call("unembedding", carried).transpose(0, 1)
+    return predictions
 
 
-def _causal_mask(examples: int, like: Tensor) -> Tensor:
-    """(2K-1, 2K-1) additive mask for the order x_1..x_K, y_1..y_(K-1): -inf where a key is in the future, else 0."""
-    x_positions = torch.arange(0, 2 * examples, 2, device=like.device)
-    positions = torch.cat([x_positions, x_positions[:-1] + 1])
-    future = positions[None, :] > positions[:, None]
-    return torch.zeros(future.shape, dtype=like.dtype, device=like.device).masked_fill(future, -math.inf)
+def attention_patterns(model: ModelSpec, params: Mapping[str, Tensor], xs: Tensor, ys: Tensor) -> list[Tensor]:
+    """How much every token attends to every other, for each layer, in the order x_1, y_1, x_2, y_2, ..., x_K, y_K.
+
+    All 2K tokens are computed in every layer, also the rows that `predict` leaves out because nothing reads them: those
+    of y tokens in the last layer and of y_K in all. Rows sum to 1 and are 0 for later tokens.
+
+    Args:
+        as `predict`; here the last of ys is read.
+
+    Returns: for each layer (B, H, 2K, 2K) float32, queries before keys.
+    """
+    batch, examples, _ = xs.shape
+    patterns: list[Tensor] = []
+
+    def call(name: str, *inputs: Any) -> Any:
+        result = computation(name)(Part(model, params, name, call), *inputs)
+        if name.endswith(".pattern"):
+            patterns.append(result)
+        return result
+
+    mask = causal_mask(examples, examples, xs)
+    carried = embed(call, xs, ys)
+    for layer in range(model.num_layers):
+        carried = call(f"blocks.{layer}", carried, mask)
+    places = torch.arange(2 * examples, device=xs.device).view(2, examples).T.reshape(-1)  # of x_1, y_1, x_2, ...
+    shape = (batch, model.num_heads, 2 * examples, 2 * examples)
+    return [pattern.reshape(shape)[:, :, places][..., places] for pattern in patterns]

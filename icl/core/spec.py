@@ -86,6 +86,19 @@ _TEXT = Rule(
 )
 _SEED = _integer(0, 2**64 - 1)
 _COUNT = _integer(1)
+_PYTHON: dict[str, Callable[[Any], Any]] = {"b": bool, "i": int, "u": int, "f": float, "U": str}
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers and strings as Python's, alone, in a list or in an array; the rules judge what they are."""
+    if isinstance(value, (list, tuple)) or getattr(value, "ndim", None) == 1:
+        return [_plain_scalar(item) for item in value]
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    convert = _PYTHON.get(getattr(getattr(value, "dtype", None), "kind", ""))
+    return convert(value) if convert and value.ndim == 0 else value
 
 
 def _float(value: Any) -> Any:
@@ -101,13 +114,33 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _path(value: Any) -> Any:
+    return value.__fspath__() if hasattr(value, "__fspath__") else value
+
+
 def _finite_or_none(value: Any) -> Any:
     """Infinite task diversity has one spelling inside: None."""
     infinite = (type(value) is str and value in ("inf", "Infinity")) or (type(value) is float and value == math.inf)
     return None if infinite else value
 
 
-@attrs.frozen(kw_only=True)
+def _with_plain_values(_: type, fields: "list[attrs.Attribute[Any]]") -> "list[attrs.Attribute[Any]]":
+    """The fields of a section, whose values are made plain before their own converter, if they have one, sees them."""
+
+    def with_plain_values(field: "attrs.Attribute[Any]") -> "attrs.Attribute[Any]":
+        if not isinstance(field.validator, Rule):  # a section
+            return field
+        own: Any = field.converter or _unchanged
+        return field.evolve(converter=lambda value: own(plain(value)))
+
+    return list(map(with_plain_values, fields))
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class TaskSpec:
     """y = w.x + eps with x ~ N(0, I_D), eps ~ N(0, sigma^2): D `task_dim`, K `num_examples`, M `num_tasks`, sigma^2."""
 
@@ -117,7 +150,7 @@ class TaskSpec:
     noise_variance: float = attrs.field(default=0.125, converter=_float, validator=_number(0))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class ModelSpec:
     """A decoder-only transformer: L `num_layers`, H `num_heads`, E `embed_dim`."""
 
@@ -149,7 +182,7 @@ class ModelSpec:
             raise SpecError(*faults)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class OptimizerSpec:
     """Adam; `weight_decay` is decoupled (AdamW) and `max_grad_norm` clips the global norm. Both are off by default."""
 
@@ -164,7 +197,7 @@ class OptimizerSpec:
     )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class ScheduleSpec:
     """The learning rate over training, with its peak eta `learning_rate`; see `icl.core.optim.learning_rate`."""
 
@@ -175,7 +208,7 @@ class ScheduleSpec:
     warmup_fraction: float = attrs.field(default=0.5, converter=_float, validator=_number(0, 1))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class TrainingSpec:
     """`total_steps` updates on batches of B `batch_size` sequences."""
 
@@ -189,7 +222,7 @@ class TrainingSpec:
     schedule: ScheduleSpec = attrs.field(factory=ScheduleSpec)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class SeedsSpec:
     """One root for each use of randomness; no two uses share a stream, whatever the roots."""
 
@@ -199,14 +232,14 @@ class SeedsSpec:
     evaluation: int = attrs.field(default=3, validator=_SEED)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class EvaluationSpec:
     """The fixed evaluation sets: `batch_size` sequences in each."""
 
     batch_size: int = attrs.field(default=2048, validator=_COUNT)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class StepsSpec:
     """A cadence: `log` geometrically and `linear` evenly spaced steps, and those listed in `also`."""
 
@@ -215,7 +248,7 @@ class StepsSpec:
     also: tuple[int, ...] = attrs.field(default=(), converter=_as_tuple, validator=_tuple_of(_integer(0)))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class WandbSpec:
     """Where W&B mirrors the metrics; the account is the one that `wandb login` or WANDB_API_KEY names."""
 
@@ -225,12 +258,12 @@ class WandbSpec:
     mode: Literal["online", "offline"] = attrs.field(default="online", validator=_choice("online", "offline"))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class RunSpec:
     """How and where: none of this changes a bit of the result, except that another `backend` rounds differently."""
 
     backend: str = attrs.field(default="cpu", validator=_TEXT)
-    store: str = attrs.field(default="runs", validator=_TEXT)
+    store: str = attrs.field(default="runs", converter=_path, validator=_TEXT)
     checkpoint_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=50, linear=50))
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))
     log_every: int = attrs.field(default=100, validator=_COUNT)
@@ -247,7 +280,7 @@ class RunSpec:
     wandb: WandbSpec | None = attrs.field(default=None, metadata={"of": WandbSpec})
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class Spec:
     """One experiment and how to run it."""
 

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from icl.core.backend import Advance, Backend, Step, Tree
 from icl.core.baselines import dmmse_predictions, ridge_predictions
-from icl.core.metrics import TRAINING_LOSS, name_metrics, reference_names, squared_error, squared_gaps
+from icl.core.metrics import TRAINING_LOSS, name_metrics, reference_names, squared_error, squared_gaps, with_limits
 from icl.core.model import flatten_params, init_params, predict, unflatten_params
 from icl.core.optim import adam_update, learning_rate
 from icl.core.spec import Spec
 from icl.core.tasks import EVALUATION_SETS, sample_evaluation_batch
 
 _EVALUATION_ROWS = 4096  # sequences predicted at once
+STATE_LEAVES = ("params", "mu", "nu", "step")
 
 
 def init_state(spec: Spec) -> Tree:
@@ -122,6 +123,6 @@ def build_eval(spec: Spec, backend: Backend, pool: Tensor | None) -> Callable[[T
             parts = [fetched[str(index)] for index, (owner, _) in enumerate(slices) if owner == name]
             means = torch.stack(parts).to(torch.float64).sum(0) / spec.evaluation.batch_size
             values |= name_metrics(name, names, means)
-        return values
+        return with_limits(spec.task.num_tasks, values)
 
     return evaluate

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
@@ -12,7 +11,6 @@ from icl.core.backend import Tree
 from icl.core.seeds import derive_generator, derive_key
 from icl.core.spec import Spec, TaskSpec
 
-Floats = npt.NDArray[np.float32]
 EVALUATION_SETS = ("pretrain", "true")
 _POOL_BLOCK = 1024  # tasks drawn from one key; changing it changes every pool
 
@@ -43,20 +41,20 @@ def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
     Args:
         pool: `sample_task_pool(spec)`.
 
-    Returns: xs (B, K, D) and ys (B, K, 1), float32 on the CPU.
+    Returns: xs (B, K, D), ys (B, K, 1) and the task of each sequence, ws (B, D), float32 on the CPU.
     """
     rng = derive_generator(spec.seeds.sampling, "train", step)
-    return _as_tree(*_sample(rng, spec.task, spec.training.batch_size, pool))
+    return _sample(rng, spec.task, spec.training.batch_size, pool)
 
 
 def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_rows: int | None = None) -> Tree:
-    """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
+    """What training reads of `sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
 
     Args:
         num_rows: N, if more than the steps; the rows after them are zero.
     """
     batches = [sample_batch(spec, step, pool) for step in steps]
-    padding = {key: torch.zeros_like(leaf) for key, leaf in batches[0].items()}
+    padding = {key: torch.zeros_like(batches[0][key]) for key in ("xs", "ys")}
     batches += [padding] * ((num_rows or len(batches)) - len(batches))
     return {key: torch.stack([batch[key] for batch in batches]) for key in padding}
 
@@ -64,20 +62,20 @@ def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_ro
 def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
     """The fixed evaluation batch of one set: "pretrain" (tasks as in training) or "true" (tasks from N(0, I)).
 
-    Returns: xs (B, K, D) and ys (B, K, 1) with B = `evaluation.batch_size`, float32 on the CPU.
+    Returns: xs (B, K, D), ys (B, K, 1) and ws (B, D) with B = `evaluation.batch_size`, float32 on the CPU.
     Raises: ValueError for an unknown set.
     """
     if evaluation_set not in EVALUATION_SETS:
         raise ValueError(f"evaluation set: got {evaluation_set!r}; expected one of {', '.join(EVALUATION_SETS)}.")
     rng = derive_generator(spec.seeds.evaluation, "eval", evaluation_set)
     tasks = pool if evaluation_set == "pretrain" else None
-    return _as_tree(*_sample(rng, spec.task, spec.evaluation.batch_size, tasks))
+    return _sample(rng, spec.task, spec.evaluation.batch_size, tasks)
 
 
 def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None) -> Tree:
     """A training batch drawn by the device's own generator (`"sampling": "device"`), seeded by the caller.
 
-    The same bits only on the same backend and version. Shapes as `sample_batch`.
+    The same bits only on the same backend and version. xs and ys as `sample_batch`.
 
     Args:
         pool: (M, D) on the device; not looked at when `num_tasks` is null.
@@ -99,7 +97,7 @@ def training_seed(spec: Spec, step: int) -> int:
     return derive_key(spec.seeds.sampling, "train", step)[0] >> 1
 
 
-def _sample(rng: np.random.Generator, task: TaskSpec, batch: int, pool: Tensor | None) -> tuple[Floats, Floats]:
+def _sample(rng: np.random.Generator, task: TaskSpec, batch: int, pool: Tensor | None) -> Tree:
     xs = rng.standard_normal((batch, task.num_examples, task.task_dim), np.float32)
     noise = rng.standard_normal((batch, task.num_examples), np.float32)
     if pool is None:
@@ -109,8 +107,4 @@ def _sample(rng: np.random.Generator, task: TaskSpec, batch: int, pool: Tensor |
     ys = noise * np.float32(math.sqrt(task.noise_variance))
     for d in range(task.task_dim):  # not `@`: a fixed order of additions gives the same bits under any BLAS
         ys += xs[:, :, d] * ws[:, None, d]
-    return xs, ys
-
-
-def _as_tree(xs: Floats, ys: Floats) -> Tree:
-    return {"xs": torch.from_numpy(xs), "ys": torch.from_numpy(ys[..., None])}
+    return {"xs": torch.from_numpy(xs), "ys": torch.from_numpy(ys[..., None]), "ws": torch.from_numpy(ws)}

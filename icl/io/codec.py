@@ -12,7 +12,7 @@ import orjson
 from cattrs.gen import make_dict_structure_fn, override
 
 from icl.core.errors import SpecError
-from icl.core.spec import Rule, Spec
+from icl.core.spec import Rule, Spec, plain
 
 _Decoded = TypeVar("_Decoded")
 
@@ -211,7 +211,7 @@ def shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "an object"
     try:
-        text = json.dumps(value)
+        text = json.dumps(plain(value))
     except (TypeError, ValueError, RecursionError):
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -22,7 +22,10 @@ _SLACK = 2**20  # bytes of names and headers beside the tensors
 
 @attrs.frozen
 class Format:
-    """A foreign format: `entries(spec)` gives (our name, its name, ours -> its, its -> ours) of every parameter."""
+    """A foreign format: `entries(spec)` gives (our name, its name, ours -> its, its -> ours) of every parameter.
+
+    Files and trees hold parameters in the order of `parameter_shapes`, whatever the order of `entries`, then buffers.
+    """
 
     name: str
     suffix: str
@@ -44,7 +47,7 @@ class Entry:
 
 def encode_params(kind: Format, spec: Spec, params: Tree) -> bytes:
     """The file of one checkpoint: parameters (float32, names of `parameter_shapes`) and what else the format holds."""
-    tree = {entry.theirs: entry.export(params[entry.ours]).contiguous().clone() for entry in kind.entries(spec)}
+    tree = {entry.theirs: entry.export(params[entry.ours]).contiguous().clone() for entry in _in_order(kind, spec)}
     return kind.write(tree | kind.buffers(spec))
 
 
@@ -54,7 +57,7 @@ def decode_params(kind: Format, spec: Spec, data: bytes, where: str) -> Tree:
     Raises: CheckpointError, naming `where`, for anything but exactly the entries of this spec's architecture.
     """
     shapes = parameter_shapes(spec)
-    entries, buffers = kind.entries(spec), kind.buffers(spec)
+    entries, buffers = _in_order(kind, spec), kind.buffers(spec)
     expected = {entry.theirs: entry.export(torch.empty(shapes[entry.ours])).shape for entry in entries}
     expected |= {name: value.shape for name, value in buffers.items()}
     try:
@@ -86,6 +89,11 @@ def decode_params(kind: Format, spec: Spec, data: bytes, where: str) -> Tree:
             "Correct the spec, or choose the file that belongs to it."
         )
     return {entry.ours: entry.restore(tensors[entry.theirs]).contiguous().clone() for entry in entries}
+
+
+def _in_order(kind: Format, spec: Spec) -> list[Entry]:
+    entries = {entry.ours: entry for entry in kind.entries(spec)}
+    return [entries[name] for name in parameter_shapes(spec)]
 
 
 def _require_small(data: bytes, limit: int) -> None:

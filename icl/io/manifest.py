@@ -15,7 +15,7 @@ from icl.core.spec import RunSpec, Spec
 from icl.io.codec import decode_spec, spec_from_data, spec_to_data
 from icl.io.documents import decode_document, encode_document
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.names import check_run_name, run_name
+from icl.io.names import check_run_name, natural_order, run_name
 from icl.io.store import Store
 
 _STEP_FILE = re.compile(r"step-(\d{12})\.safetensors")
@@ -96,7 +96,7 @@ def saved_steps(store: Store, run: str, folder: str) -> list[int]:
 
 
 def list_runs(store: Store) -> list[RunSummary]:
-    """Every run of a store, by name, from two listings each and without opening a file."""
+    """Every run of a store, M4 before M16 and Minf last, from two listings each and without opening a file."""
 
     def summary(name: str) -> RunSummary | None:
         inside = store.list(name)
@@ -105,7 +105,7 @@ def list_runs(store: Store) -> list[RunSummary]:
         status = "complete" if "complete.json" in inside else "incomplete"
         return RunSummary(name, status, max(saved_steps(store, name, "state"), default=0))
 
-    return [found for found in store.map(summary, store.list()) if found]
+    return [found for found in store.map(summary, sorted(store.list(), key=natural_order)) if found]
 
 
 def read_spec(store: Store, name: str) -> Spec:

@@ -1,6 +1,7 @@
 """A run's name: readable, and a hash of everything that defines the experiment."""
 
 import hashlib
+import math
 import re
 from typing import Any
 
@@ -40,6 +41,14 @@ def hashed_bytes(spec: Spec, omitted: dict[str, Any] | None = None) -> bytes:
         if owner[leaf] == default:
             del owner[leaf]
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+
+
+def natural_order(name: str) -> tuple[str | float, ...]:
+    """A sort key under which M4 comes before M16 and Minf last: words by letter, numbers by size."""
+    parts = re.split(r"(\d+|(?<=-M)inf)", name)  # words and numbers in turn, a word first
+    return tuple(
+        part if index % 2 == 0 else math.inf if part == "inf" else int(part) for index, part in enumerate(parts)
+    )
 
 
 def check_run_name(name: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.spec import MAX_INT, Spec
+from icl.core.step import STATE_LEAVES
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
@@ -96,7 +97,8 @@ class RunDir:
             except CheckpointError as error:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
-                return step, state, metadata
+                # As at step 0: the inputs of a program are in the order of its leaves.
+                return step, {leaf: state[leaf] for leaf in STATE_LEAVES}, metadata
         return None
 
     def save_segment(self, start: int, stop: int, losses: torch.Tensor, rows: Rows, metadata: Metadata) -> None:

@@ -15,10 +15,13 @@ def test_the_notebook_surface() -> None:
         "Spec",
         "SpecError",
         "available_backends",
+        "dmmse_predictions",
         "get_backend",
         "list_runs",
         "load_run",
         "load_spec",
+        "predict",
+        "ridge_predictions",
         "run_name",
         "train",
     ]

@@ -33,6 +33,17 @@ def test_it_opens(store: str) -> None:
     assert run_name(load_run(store, INTERRUPTED).spec) == INTERRUPTED
 
 
+def test_metrics_that_came_later_are_there_for_every_step(store: str) -> None:
+    """Version 0.1.0 wrote no delta_dmmse where M is infinite; it is there, also where a run goes on from its files."""
+    for _ in range(2):
+        table = load_run(store, INTERRUPTED).metrics()
+        ridge = [name for name in table.columns if "/delta_ridge" in name]
+        assert len(ridge) == 2 * (1 + load_run(store, INTERRUPTED).spec.task.num_examples)
+        for name in ridge:
+            assert table[name.replace("ridge", "dmmse")].equals(table[name].rename(name.replace("ridge", "dmmse")))
+        execute(with_run(load_run(store, INTERRUPTED).spec, store=store), allow_backend_change=True)
+
+
 @pytest.mark.parametrize("name", [COMPLETE, INTERRUPTED])
 def test_it_is_intact(store: str, name: str) -> None:
     assert list(verify_run(read_run(open_store(store), name)[0])) == []

@@ -27,6 +27,19 @@ def direct_dmmse(xs: torch.Tensor, ys: torch.Tensor, pool: torch.Tensor, noise: 
     return torch.stack(columns, 1)[..., None]
 
 
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    xs, ys = data()
+    pool = torch.randn(7, 3)
+    for wrong in (ys[..., 0], ys[:, :4], ys.expand(5, 6, 2), ys[:1]):
+        with pytest.raises(ValueError, match=r"^ridge_predictions: got ys .* expected a tensor \(5, 6, 1\)"):
+            ridge_predictions(xs, wrong, 0.125)
+        with pytest.raises(ValueError, match=r"^dmmse_predictions: got ys .* expected a tensor \(5, 6, 1\)"):
+            dmmse_predictions(xs, wrong, pool, 0.125)
+    for wrong in (pool[0], pool[:, :2], pool[:0]):
+        with pytest.raises(ValueError, match=r"^dmmse_predictions: got a pool .*expected \(M, D\)"):
+            dmmse_predictions(xs, ys, wrong, 0.125)
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-6, 0.125, 1e6])
 @pytest.mark.parametrize(("examples", "dim"), [(6, 3), (3, 6), (1, 1), (4, 1), (1, 4)])
 def test_ridge_is_the_regularised_inverse(noise: float, examples: int, dim: int) -> None:

@@ -5,10 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jsonschema
+import numpy as np
 import pytest
+import torch
 
 from icl.core.errors import SpecError
+from icl.core.spec import TaskSpec
 from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_json_schema, spec_to_data, with_run
 from icl.io.names import run_name
 
@@ -118,6 +122,62 @@ def test_numbers_have_one_spelling() -> None:
     zero, minus = (encode_spec(spec_from_data(changed("task.noise_variance", value))) for value in (0.0, -0.0))
     assert zero == minus
     assert faults(changed("training.schedule.learning_rate", "1e-3"))
+
+
+NUMPY: dict[str, Any] = {
+    "task.task_dim": np.int64(4),
+    "task.num_examples": np.uint8(8),
+    "task.num_tasks": np.int32(16),
+    "task.noise_variance": np.float64(0.25),
+    "model.architecture": np.array(["raventos"])[0],
+    "model.layer_norm": np.bool_(True),
+    "model.mlp_dim": np.array(32),
+    "training.schedule.learning_rate": np.geomspace(1e-3, 1e-2, 2)[0],
+    "training.optimizer.betas": np.array([0.5, 0.75]),
+    "training.optimizer.max_grad_norm": np.float32(0.5),
+    "run.checkpoint_at.also": [np.int64(1), 2],
+    "run.evaluate_at.also": np.arange(3),
+}
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    """At the one edge where they come in: what is inside is Python's, so that names and files are the same."""
+    data, plain_data = changed("task.task_dim", 4), changed("task.task_dim", 4)
+    for path, value in NUMPY.items():
+        *parents, leaf = path.split(".")
+        for root, given in ((data, value), (plain_data, value.tolist() if hasattr(value, "tolist") else [1, 2])):
+            owner = root
+            for parent in parents:
+                owner = owner.setdefault(parent, {})
+            owner[leaf] = given
+    assert encode_spec(spec_from_data(data)) == encode_spec(spec_from_data(plain_data))
+    made = TaskSpec(task_dim=np.int64(4), num_examples=8, noise_variance=np.float64(0.1))
+    assert made == TaskSpec(task_dim=4, num_examples=8, noise_variance=0.1)
+    assert [type(value) for value in (made.task_dim, made.noise_variance)] == [int, float]
+    assert attrs.evolve(made, num_tasks=np.float64("inf")).num_tasks is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("task.task_dim", np.float64(8.0), "got 8.0; expected an integer"),
+        ("task.task_dim", np.int64(0), "got 0; expected an integer from 1"),
+        ("task.task_dim", np.bool_(True), "got true; expected an integer"),
+        ("task.task_dim", np.array([4]), r"got [4]; expected an integer"),
+        ("task.task_dim", np.array([[4]]), "got a value of type ndarray; expected an integer"),
+        ("task.task_dim", torch.tensor(4), "got a value of type Tensor; expected an integer"),
+        ("task.noise_variance", np.float64("nan"), "got NaN; expected a finite number"),
+        ("task.noise_variance", np.float64(-1), "got -1.0; expected a finite number"),
+        ("task.noise_variance", np.complex64(1), "expected a finite number"),
+        ("model.layer_norm", np.int64(1), "got 1; expected true or false"),
+        ("training.optimizer.betas", np.array([0.5]), "got [0.5]; expected a list of 2 times"),
+        ("run.checkpoint_at.also", np.array([1.0, 2.0]), "got [1.0, 2.0]; expected a list of an integer"),
+    ],
+)
+def test_numpys_numbers_are_judged_like_pythons(path: str, value: Any, words: str) -> None:
+    (fault,) = faults(changed(path, value))
+    assert fault.startswith(path)
+    assert words in fault
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,18 @@ def test_parameters_come_back_bit_for_bit(model: ModelSpec) -> None:
     assert identical(decode_params(kind, spec, encode_params(kind, spec, params), "f"), params)
 
 
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_files_and_trees_are_in_one_order(model: ModelSpec) -> None:
+    """That of `parameter_shapes`, whatever the order of what is handed over; masks come last."""
+    spec, kind = spec_of(model), FORMATS[model.architecture]
+    params, theirs = init_params(spec), {entry.ours: entry.theirs for entry in kind.entries(spec)}
+    expected = [theirs[name] for name in parameter_shapes(spec)] + list(kind.buffers(spec))
+    data = encode_params(kind, spec, dict(reversed(params.items())))
+    assert list(kind.read(data)) == expected
+    shuffled = kind.write(dict(reversed([(k, torch.as_tensor(v)) for k, v in kind.read(data).items()])))
+    assert list(decode_params(kind, spec, shuffled, "f")) == list(parameter_shapes(spec))
+
+
 class Bomb:
     def __init__(self, marker: Path) -> None:
         self._marker = marker

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, from an empty folder."""
+"""The examples of the README and of docs/notebook.md run as they stand, from an empty folder."""
 
 import os
 import re
@@ -19,6 +19,20 @@ def test_the_notebook_example(tmp_path: Path) -> None:
     )
     assert result.stdout.split("\n")[0] == "complete 300 301 (2048, 8, 1)"
     assert (tmp_path / "runs").is_dir()
+
+
+def test_the_notebook_page(tmp_path: Path) -> None:
+    """Block after block, as one notebook; everything it names is there."""
+    text = (README.parent / "docs" / "notebook.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    code += "print(sorted(seen), tuple(to_first_y.shape), tuple(ws.shape), tuple(ridge.shape), tuple(dmmse.shape))\n"
+    code += "assert {name for name, _ in model.named_modules()} >= set(seen)\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert result.stdout == (
+        "['blocks.0', 'blocks.0.attention.output', 'blocks.1.mlp.hidden'] (64,) (32, 3) (32, 4, 1) (32, 4, 1)\n"
+    )
 
 
 def test_the_tree_lists_every_module() -> None:
