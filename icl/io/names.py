@@ -42,9 +42,14 @@ def hashed_bytes(spec: Spec, omitted: dict[str, Any] | None = None) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
 
 
+def is_run_name(name: str) -> bool:
+    """Whether a run can have that name."""
+    return bool(_NAME.fullmatch(name))
+
+
 def check_run_name(name: str) -> str:
     """`name` if it can be a run's; raises SpecError for what could leave the store (`..`, a slash, nothing)."""
-    if not _NAME.fullmatch(name):
+    if not is_run_name(name):
         raise SpecError(
             f"run name: got {name!r}; expected letters, digits, '-' and '_'. `python -m icl.store ls URL` lists them."
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import attrs
 
 from icl.core.spec import Spec
+from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
 from icl.io.owner import Sighting, is_on_this_machine, sight
 from icl.io.store import Store
@@ -59,7 +60,9 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
     if "spec.json" not in inside:
         return RunState(name, "pending", 0, total), None
     step = max(saved_steps(store, name, "state"), default=0)
-    error = Manifest(store, name).last_error()
+    try:
+        error, sighting = Manifest(store, name).last_error(), sight(store, name)
+    except CheckpointError as unreadable:
+        return RunState(name, "failed", step, total, str(unreadable)), None
     word: Word = "failed" if error else "stopped" if step else "pending"
-    sighting = sight(store, name)
     return RunState(name, word, step, total, error or ""), None if sighting.gone else sighting
