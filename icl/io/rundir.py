@@ -45,7 +45,7 @@ class RunDir:
 
     store: Store
     name: str
-    spec: Spec | None = attrs.field(default=None, eq=False)
+    spec: Spec | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def manifest(self) -> Manifest:
