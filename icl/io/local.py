@@ -66,13 +66,16 @@ def read(files: LocalFileSystem, path: str, limit: int) -> bytes:
         if error.errno in _NOT_A_FILE and not stat.S_ISREG(os.lstat(path).st_mode):
             raise _irregular(path, os.lstat(path).st_mode) from None
         raise
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise _irregular(path, found.st_mode)
         if found.st_size > limit:
             raise too_large(path, limit)
-        return file.read(limit)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
 
 
 def too_large(path: str, limit: int) -> CheckpointError:

@@ -11,6 +11,7 @@ import torch
 from icl import store as store_command
 from icl.core.backend import identical
 from icl.core.metrics import TRAINING_LOSS
+from icl.core.model import parameter_shapes
 from icl.core.spec import ModelSpec, RunSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
@@ -81,6 +82,11 @@ def test_checkpoints_return_by_step_in_numerical_order(store_url: str) -> None:
         run.save_checkpoint(step, params(SPEC, step), METADATA)
     assert run.checkpoint_steps() == [9, 10, 100]
     assert identical(run.load_checkpoint(10), params(SPEC, 10))
+
+
+def test_parameters_come_in_the_order_of_the_model(run: RunDir) -> None:
+    run.save_checkpoint(3, params(SPEC, 3), METADATA)
+    assert list(run.load_checkpoint(3)) == list(parameter_shapes(SPEC))
 
 
 def test_a_step_that_was_not_saved_lists_those_that_were(run: RunDir) -> None:
