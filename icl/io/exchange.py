@@ -16,7 +16,7 @@ from icl.io.codec import decode_spec, encode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
 from icl.io.formats import FORMATS, Format, decode_params, encode_params
 from icl.io.rundir import KINDS, RunDir, open_run
-from icl.io.store import Store
+from icl.io.store import LARGEST_DOCUMENT, Store
 from icl.io.verify import verify_run
 from icl.machine import allowed_memory
 
@@ -38,8 +38,8 @@ def copy_run(run: RunDir, target: Store) -> int:
     paths = [f"{run.name}/{folder}/{name}" for folder in _FOLDERS for name in run.store.list(f"{run.name}/{folder}")]
 
     def copy(path: str) -> None:
-        tensors = path.split("/")[1] in KINDS
-        data = run.store.read(path, run.size_limit(path)) if tensors else run.store.read(path)
+        limit = run.size_limit(path) if path.split("/")[1] in KINDS else LARGEST_DOCUMENT
+        data = run.store.read(path, limit)
         if not target.create(path, data):
             _require_same(target.read(path, len(data)) == data, f"{target.url}/{path}")
 

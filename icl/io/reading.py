@@ -4,28 +4,24 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from icl.io.errors import CheckpointError, TransientStoreError
-from icl.io.store import Store
+from icl.io.store import LARGEST_DOCUMENT, Store
 
 _Decoded = TypeVar("_Decoded")
 
 
 def read_decoded(
-    store: Store, path: str, decode: Callable[[bytes, str], _Decoded], limit: int | None = None
+    store: Store, path: str, decode: Callable[[bytes, str], _Decoded], limit: int = LARGEST_DOCUMENT
 ) -> _Decoded:
     """What `decode(data, path)` makes of an object of at most `limit` bytes.
 
     Raises: CheckpointError when it is damaged, which a second read has confirmed; MissingObjectError when it is not
         there; TransientStoreError when two reads give different bytes and neither is right.
     """
-
-    def read() -> bytes:
-        return store.read(path) if limit is None else store.read(path, limit)
-
-    data = read()
+    data = store.read(path, limit)
     try:
         return decode(data, path)
     except CheckpointError as error:
-        again = read()
+        again = store.read(path, limit)
         if again == data:
             raise
         try:

@@ -21,7 +21,7 @@ from icl.io.errors import StoreError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_DOCUMENT = 2**22  # bytes; the largest spec, record or heartbeat that is read
+LARGEST_DOCUMENT = 2**22  # bytes of a spec, a record or a heartbeat that is read
 
 
 def _read_elsewhere(files: AbstractFileSystem, path: str, limit: int) -> bytes:
@@ -77,7 +77,7 @@ class Store:
         with self._errors(path):
             self._kind.replace(self._files, self._at(path), data)
 
-    def read(self, path: str, limit: int = _DOCUMENT) -> bytes:
+    def read(self, path: str, limit: int = LARGEST_DOCUMENT) -> bytes:
         """The bytes at `path`, at most `limit`, so that nobody's file fills the memory.
 
         Raises: MissingObjectError when there are none; CheckpointError when there are more, or it is no regular file.
