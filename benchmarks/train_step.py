@@ -98,13 +98,13 @@ def overheads(spec: Spec, steps: int, step_ms: float) -> dict[str, Any]:
     state = backend.to_device(init_state(spec))
     with tempfile.TemporaryDirectory() as folder:
         run = open_run(open_store(folder), spec)
-        params = {"params": state["params"]}
+        params, metadata = {"params": state["params"]}, {"backend": "{}"}
         checkpoint = median(
-            seconds(lambda: run.save_checkpoint(step, backend.to_cpu(params), {}))  # noqa: B023
+            seconds(lambda: run.save_checkpoint(step, backend.to_cpu(params), metadata))  # noqa: B023
             for step in range(20)
         )
         resume = median(
-            seconds(lambda: run.save_state(step, backend.to_cpu(state), {}))  # noqa: B023
+            seconds(lambda: run.save_state(step, backend.to_cpu(state) | {"step": torch.tensor(step)}, metadata))  # noqa: B023
             for step in range(20)
         )
     small_evaluation = attrs.evolve(spec, task=attrs.evolve(spec.task, num_tasks=None))

@@ -14,7 +14,6 @@ from icl.core.model import unflatten_params
 from icl.core.plan import Plan, build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import init_state
-from icl.io.codec import spec_to_data
 from icl.io.errors import CheckpointError
 from icl.io.rundir import RunDir
 from icl.resume import Setup, require_same_backend
@@ -47,8 +46,10 @@ def find_late(run: RunDir, spec: Spec, before: int) -> Late:
 
 
 def _unevaluated(run: RunDir, spec: Spec, plan: Plan, before: int) -> frozenset[int]:
-    cadence = spec_to_data(spec)["run"]["evaluate_at"]
-    if all(attempt["run"]["evaluate_at"] == cadence for attempt in run.manifest.attempts()):
+    halves = [
+        (half and half.evaluate_at == spec.run.evaluate_at, has_all) for half, has_all in run.manifest.run_halves(spec)
+    ]
+    if all(same for same, _ in halves) or (True, True) in halves:
         return frozenset()
     evaluated = {step for step, row in run.metrics().items() if row.keys() - {TRAINING_LOSS}}
     return frozenset(step for step in plan.evaluate if step < before) - evaluated

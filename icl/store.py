@@ -68,7 +68,7 @@ def _list(store: Store, as_json: bool) -> int:
     width = max((len(run.name) for run in runs), default=0)
     for run in runs:
         line = {"run": run.name, "status": run.status, "step": run.step}
-        print(orjson.dumps(line).decode() if as_json else f"{run.name:{width}}  {run.status:10}  {run.step:>9}")
+        _print(orjson.dumps(line).decode() if as_json else f"{run.name:{width}}  {run.status:10}  {run.step:>9}")
     return 0
 
 
@@ -98,9 +98,9 @@ def _export(store: Store, name: str, destination: str, form: str, steps: list[in
         raise SpecError("--step: got a step; expected none with --format icl, which copies the whole run.")
     target = open_store(destination)
     if form == "icl":
-        print(f"{name}: {copy_run(run, target)} objects in {destination}/{name}")
+        _print(f"{name}: {copy_run(run, target)} objects in {destination}/{name}")
     else:
-        print(f"{name}: {export_checkpoints(run, spec, target, steps)} checkpoints in {destination}/{name}")
+        _print(f"{name}: {export_checkpoints(run, spec, target, steps)} checkpoints in {destination}/{name}")
     return 0
 
 
@@ -112,10 +112,10 @@ def _import(store: Store, url: str) -> int:
     if is_run_folder(source):
         parent, _, name = url.rstrip("/").rpartition("/")
         run, _ = read_run(open_store(parent or ".", create=False), name)
-        print(f"{name}: {copy_run(run, store)} objects in {store.url}")
+        _print(f"{name}: {copy_run(run, store)} objects in {store.url}")
     else:
         run, count = import_checkpoints(source, store)
-        print(f"{run.name}: {count} checkpoints in {store.url}")
+        _print(f"{run.name}: {count} checkpoints in {store.url}")
     return 0
 
 
@@ -128,10 +128,18 @@ def _verify(store: Store, names: list[str]) -> int:
         run = RunDir(store, name)  # not its spec: a damaged spec is a fault to report, not the end
         found = list(verify_run(run))
         faults += len(found)
-        print(f"{name}: {'intact' if not found else f'{len(found)} faults'}, {len(run.checkpoint_steps())} checkpoints")
+        _print(
+            f"{name}: {len(found)} faults" if found else f"{name}: intact, {len(run.checkpoint_steps())} checkpoints"
+        )
         for fault in found:
-            print(f"  {fault}")
+            _print(f"  {fault}")
     return EXIT_STORE if faults else 0
+
+
+def _print(text: str) -> None:
+    """Print with a backslash code for what a terminal may not show, such as a file's name that is not UTF-8."""
+    shown = (char if char.isascii() and char.isprintable() else ascii(char)[1:-1] for char in text)
+    print("".join(shown))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which steps evaluate, save and log, and how a run is cut into chunks. Pure integers."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -14,9 +15,21 @@ def spaced_steps(steps: StepsSpec, total_steps: int) -> tuple[int, ...]:
     integers. Coinciding steps count once, so the result may hold fewer than log + linear; its length is the truth.
     """
     chosen = {0, total_steps, *steps.also}
-    chosen.update(round(total_steps ** (i / max(steps.log - 1, 1))) for i in range(steps.log))
-    chosen.update(round(total_steps * i / max(steps.linear - 1, 1)) for i in range(steps.linear))
+    last = max(steps.log - 1, 1)
+    chosen.update(round(total_steps ** (i / last)) for i in _log_indices(steps.log, total_steps))
+    # More of them than steps are all steps.
+    linear = min(steps.linear, total_steps + 1)
+    chosen.update(round(total_steps * i / max(linear - 1, 1)) for i in range(linear))
     return tuple(sorted(chosen))
+
+
+def _log_indices(count: int, total_steps: int) -> Iterable[int]:
+    """Which of `count` geometrically spaced points to round: no more than four a step, however many are asked for."""
+    if count <= 4 * total_steps or total_steps == 1:
+        return range(min(count, 4 * total_steps))
+    # A step is reached if one of the points nearest to it rounds to it; points further away may round to it as well.
+    nearest = (math.floor((count - 1) * math.log(step) / math.log(total_steps)) for step in range(1, total_steps + 1))
+    return (min(max(i + offset, 0), count - 1) for i in nearest for offset in (-1, 0, 1, 2))
 
 
 @attrs.frozen

@@ -28,7 +28,8 @@ class Rule:
             raise SpecError(f"{attribute.name}: got {value!r}; expected {self.expected}. Correct the value.")
 
 
-def _integer(low: int, high: int = MAX_INT) -> Rule:
+def integer(low: int, high: int = MAX_INT) -> Rule:
+    """An integer in [low, high]; `True` and `1.0` are none."""
     return Rule(
         lambda value: type(value) is int and low <= value <= high,
         f"an integer from {low} to {high}",
@@ -52,7 +53,8 @@ def _number(low: float, high: float = math.inf, *, above: bool = False, below: b
     return Rule(accepts, words, schema)
 
 
-def _optional(rule: Rule) -> Rule:
+def optional(rule: Rule) -> Rule:
+    """What `rule` accepts, or None."""
     return Rule(
         lambda value: value is None or rule.accepts(value),
         f"{rule.expected}, or null",
@@ -84,8 +86,8 @@ _TEXT = Rule(
     "a non-empty string without control characters",
     {"type": "string", "pattern": r"^[^\u0000-\u001f\u007f]+$"},
 )
-_SEED = _integer(0, 2**64 - 1)
-_COUNT = _integer(1)
+_SEED = integer(0, 2**64 - 1)
+_COUNT = integer(1)
 _PYTHON: dict[str, Callable[[Any], Any]] = {"b": bool, "i": int, "u": int, "f": float, "U": str}
 
 
@@ -146,7 +148,7 @@ class TaskSpec:
 
     task_dim: int = attrs.field(validator=_COUNT)
     num_examples: int = attrs.field(validator=_COUNT)
-    num_tasks: int | None = attrs.field(default=None, converter=_finite_or_none, validator=_optional(_COUNT))
+    num_tasks: int | None = attrs.field(default=None, converter=_finite_or_none, validator=optional(_COUNT))
     noise_variance: float = attrs.field(default=0.125, converter=_float, validator=_number(0))
 
 
@@ -157,7 +159,7 @@ class ModelSpec:
     architecture: Literal["timaeus", "raventos"] = attrs.field(
         default="timaeus", validator=_choice("timaeus", "raventos")
     )
-    num_layers: int = attrs.field(default=2, validator=_COUNT)
+    num_layers: int = attrs.field(default=2, validator=integer(1, 4096))  # so that listing parameters is quick
     num_heads: int = attrs.field(default=4, validator=_COUNT)
     embed_dim: int = attrs.field(default=64, validator=_COUNT)
     mlp_dim: int = attrs.field(validator=_COUNT)
@@ -193,7 +195,7 @@ class OptimizerSpec:
     eps: float = attrs.field(default=1e-8, converter=_float, validator=_number(0, above=True))
     weight_decay: float = attrs.field(default=0.0, converter=_float, validator=_number(0))
     max_grad_norm: float | None = attrs.field(
-        default=None, converter=_float, validator=_optional(_number(0, above=True))
+        default=None, converter=_float, validator=optional(_number(0, above=True))
     )
 
 
@@ -212,7 +214,7 @@ class ScheduleSpec:
 class TrainingSpec:
     """`total_steps` updates on batches of B `batch_size` sequences."""
 
-    total_steps: int = attrs.field(validator=_integer(1, 2**24))  # a float32 holds every step exactly
+    total_steps: int = attrs.field(validator=integer(1, 2**24))  # a float32 holds every step exactly
     batch_size: int = attrs.field(default=256, validator=_COUNT)
     matmul_precision: Literal["highest", "high", "medium"] = attrs.field(
         default="highest", validator=_choice("highest", "high", "medium")
@@ -243,9 +245,9 @@ class EvaluationSpec:
 class StepsSpec:
     """A cadence: `log` geometrically and `linear` evenly spaced steps, and those listed in `also`."""
 
-    log: int = attrs.field(default=0, validator=_integer(0))
-    linear: int = attrs.field(default=0, validator=_integer(0))
-    also: tuple[int, ...] = attrs.field(default=(), converter=_as_tuple, validator=_tuple_of(_integer(0)))
+    log: int = attrs.field(default=0, validator=integer(0))
+    linear: int = attrs.field(default=0, validator=integer(0))
+    also: tuple[int, ...] = attrs.field(default=(), converter=_as_tuple, validator=_tuple_of(integer(0)))
 
 
 @attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
@@ -253,8 +255,8 @@ class WandbSpec:
     """Where W&B mirrors the metrics; the account is the one that `wandb login` or WANDB_API_KEY names."""
 
     project: str = attrs.field(default="icl", validator=_TEXT)
-    entity: str | None = attrs.field(default=None, validator=_optional(_TEXT))
-    group: str | None = attrs.field(default=None, validator=_optional(_TEXT))
+    entity: str | None = attrs.field(default=None, validator=optional(_TEXT))
+    group: str | None = attrs.field(default=None, validator=optional(_TEXT))
     mode: Literal["online", "offline"] = attrs.field(default="online", validator=_choice("online", "offline"))
 
 
@@ -268,13 +270,13 @@ class RunSpec:
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))
     log_every: int = attrs.field(default=100, validator=_COUNT)
     save_state_every: int = attrs.field(default=1000, validator=_COUNT)
-    max_chunk: int = attrs.field(default=64, validator=_integer(1, 4096))
+    max_chunk: int = attrs.field(default=64, validator=integer(1, 4096))
     on_save_failure: Literal["stop", "continue"] = attrs.field(default="stop", validator=_choice("stop", "continue"))
     heartbeat_seconds: float | None = attrs.field(
-        default=10.0, converter=_float, validator=_optional(_number(0, 60, above=True))
+        default=10.0, converter=_float, validator=optional(_number(0, 60, above=True))
     )
     watchdog_seconds: float | None = attrs.field(
-        default=None, converter=_float, validator=_optional(_number(0, above=True))
+        default=None, converter=_float, validator=optional(_number(0, above=True))
     )
     grace_seconds: float = attrs.field(default=8.0, converter=_float, validator=_number(0, above=True))
     wandb: WandbSpec | None = attrs.field(default=None, metadata={"of": WandbSpec})
@@ -284,7 +286,7 @@ class RunSpec:
 class Spec:
     """One experiment and how to run it."""
 
-    schema: int = attrs.field(default=1, validator=_integer(1, 1))
+    schema: int = attrs.field(default=1, validator=integer(1, 1))
     task: TaskSpec
     model: ModelSpec = attrs.field(factory=ModelSpec)
     training: TrainingSpec

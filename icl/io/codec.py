@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, TypeVar
@@ -219,8 +220,7 @@ def shown(value: object) -> str:
 
 def _refuse_repeated_keys(data: bytes) -> None:
     def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        repeated = sorted(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         if repeated:
             raise SpecError(f"{repeated[0]}: got the key twice in one object; expected it once. Remove one.")
         return dict(pairs)

@@ -9,6 +9,7 @@ import orjson
 from icl.io.errors import CheckpointError
 
 _DIGEST = "sha256"
+_DEPTH = 32  # of objects and lists in each other; ours have 4
 
 
 def encode_document(info: Mapping[str, Any]) -> bytes:
@@ -22,7 +23,9 @@ def decode_document(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = orjson.loads(data)
         digest = document.pop(_DIGEST)
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        if not _is_shallow(document, _DEPTH):
+            raise ValueError(f"objects and lists more than {_DEPTH} deep")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{where}: got what is no document with a digest ({type(error).__name__}: {error}); expected what was "
             "written. It is damaged."
@@ -32,6 +35,11 @@ def decode_document(data: bytes, where: str) -> dict[str, Any]:
             f"{where}: got contents that do not match their digest; expected what was written. It is damaged."
         )
     return dict(document)
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
 
 
 def _digest(info: Mapping[str, Any]) -> str:

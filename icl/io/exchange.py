@@ -1,6 +1,7 @@
 """Runs that leave a store and come back: whole and verified, or checkpoint by checkpoint in a foreign format."""
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -9,16 +10,18 @@ import orjson
 
 from icl.core.backend import Tree, identical
 from icl.core.errors import SpecError
+from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.io.codec import decode_spec, encode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
 from icl.io.formats import FORMATS, Format, decode_params, encode_params
-from icl.io.rundir import RunDir, open_run
-from icl.io.store import Store
+from icl.io.rundir import KINDS, RunDir, open_run
+from icl.io.store import LARGEST_DOCUMENT, Store
 from icl.io.verify import verify_run
+from icl.machine import allowed_memory
 
 _FOLDERS = ("attempts", "checkpoints", "metrics", "state")  # not owner/, which is a process's, nor superseded/
-_STEP_FILE = re.compile(r"step-(\d{1,12})(\.pt|\.npz)")
+_STEP_FILE = re.compile(r"step-([0-9]{1,12})(\.pt|\.npz)")
 
 
 def copy_run(run: RunDir, target: Store) -> int:
@@ -35,9 +38,10 @@ def copy_run(run: RunDir, target: Store) -> int:
     paths = [f"{run.name}/{folder}/{name}" for folder in _FOLDERS for name in run.store.list(f"{run.name}/{folder}")]
 
     def copy(path: str) -> None:
-        data = run.store.read(path)
+        limit = run.size_limit(path) if path.split("/")[1] in KINDS else LARGEST_DOCUMENT
+        data = run.store.read(path, limit)
         if not target.create(path, data):
-            _require_same(target.read(path) == data, f"{target.url}/{path}")
+            _require_same(target.read(path, len(data)) == data, f"{target.url}/{path}")
 
     copy(f"{run.name}/spec.json")
     list(target.map(copy, paths))
@@ -62,7 +66,7 @@ def export_checkpoints(run: RunDir, spec: Spec, target: Store, steps: Iterable[i
     def write(step: int) -> None:
         params, path = run.load_checkpoint(step), f"{run.name}/step-{step:012d}{kind.suffix}"
         if not target.create(path, encode_params(kind, spec, params)):
-            present = decode_params(kind, spec, target.read(path), f"{target.url}/{path}")
+            present = decode_params(kind, spec, target.read(path, _size_limit(kind, spec)), f"{target.url}/{path}")
             _require_same(identical(present, params), f"{target.url}/{path}")
 
     list(run.store.map(write, chosen))
@@ -111,10 +115,21 @@ def is_run_folder(source: Store) -> bool:
 
 
 def _load(kind: Format, spec: Spec, source: Store, file: str) -> tuple[Tree, str]:
-    data = source.read(file)
+    data = source.read(file, _size_limit(kind, spec))
     origin = {"name": "imported", "format": kind.name, "file": file, "sha256": hashlib.sha256(data).hexdigest()}
     params = decode_params(kind, spec, data, f"{source.url}/{file}")
     return params, orjson.dumps(origin, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _size_limit(kind: Format, spec: Spec) -> int:
+    """The most bytes that a checkpoint may have in a foreign format, where an optimiser's state may lie beside it."""
+    masks = spec.model.num_layers * (2 * spec.task.num_examples) ** 2 if kind.name == "timaeus" else 0
+    needed = 4 * (sum(map(math.prod, parameter_shapes(spec).values())) + masks)
+    if needed > (allowed_memory() or needed):
+        raise StoreError(
+            f"spec.json: got a model of {needed} bytes; expected one that this machine has the memory for."
+        )
+    return 4 * needed + 2**24
 
 
 def _require_same(same: bool, where: str) -> None:

@@ -4,21 +4,31 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import socket
+import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from icl.io.errors import MissingObjectError, StoreError, TransientStoreError
+from icl.io.errors import CheckpointError, MissingObjectError, StoreError, TransientStoreError
 
 TEMPORARY = ".tmp-"
 _LEFTOVER = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>[1-9]\d{0,8})-[0-9a-f]{16}")
 _ABANDONED_AFTER = 86_400.0  # seconds; no writer takes a day over one object
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EMLINK}  # from opening links, sockets, absent devices
+_KINDS: dict[Callable[[int], bool], str] = {
+    stat.S_ISLNK: "a link",
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+}
 _memory_lock = threading.Lock()
 _FREE_SPACE = "Free some space and run again: what was saved is intact."
 _EXPLANATIONS: dict[int, tuple[type[StoreError], str]] = {
@@ -42,6 +52,46 @@ def explain(error: Exception) -> tuple[type[StoreError], str, str]:
     reason = strerror or (os.strerror(code) if code else str(error) or type(error).__name__)
     kind, remedy = _EXPLANATIONS.get(code, _OTHERWISE)
     return kind, reason.lower(), remedy
+
+
+def read(files: LocalFileSystem, path: str, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit`; nothing else is read, since it may never end or lead elsewhere.
+
+    Raises: CheckpointError for a link, a folder, a pipe, a device, a socket, or a larger file.
+    """
+    try:
+        # Without O_NONBLOCK a pipe waits for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise _irregular(path, os.lstat(path).st_mode) from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _irregular(path, found.st_mode)
+        if found.st_size > limit:
+            raise too_large(path, limit)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
+
+
+def too_large(path: str, limit: int) -> CheckpointError:
+    """What is said of an object of more than `limit` bytes."""
+    return CheckpointError(f"{path}: got more than {limit} bytes; expected at most those. It is damaged or foreign.")
+
+
+def move(files: LocalFileSystem, path: str, to: str) -> None:
+    """Rename a file of any kind."""
+    _make_folders(os.path.dirname(to))
+    shutil.move(path, to)
+
+
+def _irregular(path: str, mode: int) -> CheckpointError:
+    kind = next((word for test, word in _KINDS.items() if test(mode)), "a device")
+    return CheckpointError(f"{path}: got {kind}; expected a regular file. Put the file itself there, or move it away.")
 
 
 def create(files: LocalFileSystem, path: str, data: bytes) -> bool:

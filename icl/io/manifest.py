@@ -3,6 +3,7 @@
 A listing of a store, or of a sweep, is made of these and of file names; none of it needs torch.
 """
 
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -15,10 +16,16 @@ from icl.core.spec import RunSpec, Spec
 from icl.io.codec import decode_spec, spec_from_data, spec_to_data
 from icl.io.documents import decode_document, encode_document
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.names import check_run_name, natural_order, run_name
+from icl.io.names import check_run_name, is_run_name, natural_order, run_name
+from icl.io.reading import read_decoded
+from icl.io.records import Attempt, AttemptEnd, structure
 from icl.io.store import Store
 
-_STEP_FILE = re.compile(r"step-(\d{12})\.safetensors")
+logger = logging.getLogger("icl")
+_STEP_FILE = re.compile(r"step-([0-9]{12})\.safetensors")
+# The number is how many attempts were there before; those of 0.1.0 have none.
+_ATTEMPT_FILE = re.compile(r"(?P<from_step>[0-9]{12})-(?:(?P<number>[0-9]{6,9})-)?[0-9a-f]{12}(?P<end>\.end)?\.json")
+_LARGEST_SPEC = 2**16  # bytes
 
 
 @attrs.frozen
@@ -50,8 +57,12 @@ class Manifest:
         self.store.create(f"{self.name}/complete.json", encode_document(info))
 
     def record_attempt(self, info: Mapping[str, Any]) -> str:
-        """Add what is known of an attempt at its start; returns the attempt's id."""
-        attempt = f"{info['from_step']:012d}-{secrets.token_hex(6)}"
+        """Add what is known of an attempt at its start; returns the attempt's id.
+
+        In it is the number of attempts that were there before, so that their order is read from no clock.
+        """
+        number = sum(not match["end"] for match in self._files())
+        attempt = f"{info['from_step']:012d}-{number:06d}-{secrets.token_hex(6)}"
         self.store.create(f"{self.name}/attempts/{attempt}.json", encode_document(info))
         return attempt
 
@@ -60,28 +71,75 @@ class Manifest:
         self.store.create(f"{self.name}/attempts/{attempt}.end.json", encode_document(info))
 
     def attempts(self) -> list[dict[str, Any]]:
-        """Every attempt, in the order in which they began; one that ended has `to_step` and `status`."""
-        return self._read(self.store.list(f"{self.name}/attempts"))
+        """Every attempt, in the order in which they began; one that ended has `status`, and `to_step` or `error`.
+
+        Raises: CheckpointError when what one of them left is damaged or foreign.
+        """
+        return [info for _, info in sorted(self._read(self._files()), key=_order)]
+
+    def run_halves(self, spec: Spec) -> list[tuple[RunSpec | None, bool]]:
+        """The run half of every attempt, None where it cannot be read, and whether all that it asks for is saved.
+
+        Raises: CheckpointError as `attempts`.
+        """
+        # Those of 0.1.0, which have no number, left out what was asked for too late.
+        return [
+            (_run_half(spec, info), info.get("status") == "complete" and _number(file) >= 0)
+            for file, info in self._read(self._files())
+        ]
 
     def last_error(self) -> str | None:
-        """Why the latest attempt failed, if it did; one that was cut off did not. Reads few files."""
-        names = self.store.list(f"{self.name}/attempts")
-        newest = max((name.partition("-")[0] for name in names), default="")
-        attempts = self._read([name for name in names if name.startswith(f"{newest}-")])
-        return str(attempts[-1]["error"]) if attempts and attempts[-1].get("status") == "failed" else None
+        """Why the latest attempt failed, if it did; one that was cut off did not. Reads few files.
 
-    def _read(self, names: list[str]) -> list[dict[str, Any]]:
-        paths = [f"{self.name}/attempts/{name}" for name in names]
-        files = dict(zip(names, self.store.map(self._read_document, paths), strict=True))
-        found = [
-            info | files.get(f"{file.removesuffix('.json')}.end.json", {})
-            for file, info in files.items()
-            if not file.endswith(".end.json")
+        Where the order of some is not known, since they began together or have no number, all of them must have failed.
+        """
+        files = self._files()
+        latest = max(((_number(file), file["from_step"]) for file in files), default=None)
+        try:
+            attempts = self._read([file for file in files if (_number(file), file["from_step"]) == latest])
+        except CheckpointError as error:
+            logger.warning("%s It does not say whether the attempt failed.", error)
+            return None
+        if not attempts or any(info.get("status") != "failed" for _, info in attempts):
+            return None
+        return str(attempts[-1][1].get("error"))
+
+    def read_attempt(self, name: str) -> dict[str, Any]:
+        """What one file of an attempt says. Raises CheckpointError when it is damaged or foreign."""
+        if not _ATTEMPT_FILE.fullmatch(name):
+            raise CheckpointError(f"{self.name}/attempts/{name}: got a stray object; expected attempts. Move it away.")
+        return read_decoded(self.store, f"{self.name}/attempts/{name}", _decode_attempt)
+
+    def _files(self) -> list[re.Match[str]]:
+        return [match for match in map(_ATTEMPT_FILE.fullmatch, self.store.list(f"{self.name}/attempts")) if match]
+
+    def _read(self, files: list[re.Match[str]]) -> list[tuple[re.Match[str], dict[str, Any]]]:
+        read = dict(zip(files, self.store.map(lambda file: self.read_attempt(file[0]), files), strict=True))
+        ends = {file[0]: info for file, info in read.items() if file["end"]}
+        return [
+            (file, info | ends.get(f"{file[0].removesuffix('.json')}.end.json", {}))
+            for file, info in read.items()
+            if not file["end"]
         ]
-        return sorted(found, key=lambda attempt: (int(attempt["from_step"]), str(attempt["started"])))
 
-    def _read_document(self, path: str) -> dict[str, Any]:
-        return decode_document(self.store.read(path), path)
+
+def _number(file: re.Match[str]) -> int:
+    return int(file["number"] or -1)
+
+
+def _order(attempt: tuple[re.Match[str], dict[str, Any]]) -> tuple[int, int, str]:
+    file, info = attempt
+    return _number(file), info["from_step"], info["started"]
+
+
+def _decode_attempt(data: bytes, path: str) -> dict[str, Any]:
+    """What a file of an attempt says, as it was written; what is known of it has the types of its record."""
+    info, ends = decode_document(data, path), path.endswith(".end.json")
+    record = structure(AttemptEnd if ends else Attempt, info, path)
+    begun = path.rpartition("/")[2].partition("-")[0]
+    if isinstance(record, Attempt) and record.from_step != int(begun):
+        raise CheckpointError(f"{path}: got from_step {record.from_step}; expected {begun}, as its name says.")
+    return info
 
 
 def step_path(run: str, folder: str, step: int) -> str:
@@ -99,7 +157,7 @@ def list_runs(store: Store) -> list[RunSummary]:
     """Every run of a store, M4 before M16 and Minf last, from two listings each and without opening a file."""
 
     def summary(name: str) -> RunSummary | None:
-        inside = store.list(name)
+        inside = store.list(name) if is_run_name(name) else []
         if "spec.json" not in inside:
             return None
         status = "complete" if "complete.json" in inside else "incomplete"
@@ -120,7 +178,23 @@ def read_spec(store: Store, name: str) -> Spec:
         names = ", ".join(summary.name for summary in list_runs(store)) or "none"
         raise StoreError(f"{store.url}: got no run {name!r}; expected one of those there ({names}).") from None
     attempts = Manifest(store, name).attempts()
-    return spec_from_data({**spec_to_data(spec), "run": attempts[-1].get("run", {})}) if attempts else spec
+    try:
+        return with_run_half(spec, attempts[-1]) if attempts else spec
+    except SpecError as error:
+        logger.warning("%s: the latest attempt's run half is another version's (%s); the default is shown", name, error)
+        return spec
+
+
+def _run_half(spec: Spec, attempt: Mapping[str, Any]) -> RunSpec | None:
+    try:
+        return with_run_half(spec, attempt).run if "run" in attempt else None
+    except SpecError:
+        return None
+
+
+def with_run_half(spec: Spec, attempt: Mapping[str, Any]) -> Spec:
+    """`spec` with the run half of an attempt. Raises SpecError for one that this version does not understand."""
+    return spec_from_data({**spec_to_data(spec), "run": attempt.get("run", {})})
 
 
 def stored_spec(store: Store, name: str) -> Spec:
@@ -128,15 +202,18 @@ def stored_spec(store: Store, name: str) -> Spec:
 
     Raises: CheckpointError unless it is, to the last bit, the one that its name says.
     """
-    path = f"{name}/spec.json"
-    try:
-        spec = attrs.evolve(decode_spec(store.read(path)), run=RunSpec())
-    except SpecError as error:
-        raise CheckpointError(
-            f"{path}: got {error}; expected the spec of this run. It is damaged or foreign."
-        ) from None
-    if run_name(spec) != name:
-        raise CheckpointError(
-            f"{path}: got the spec of {run_name(spec)}; expected that of {name}. The data is foreign."
-        )
-    return spec
+
+    def decode(data: bytes, path: str) -> Spec:
+        try:
+            spec = attrs.evolve(decode_spec(data), run=RunSpec())
+        except SpecError as error:
+            raise CheckpointError(
+                f"{path}: got {error}; expected the spec of this run. It is damaged or foreign."
+            ) from None
+        if run_name(spec) != name:
+            raise CheckpointError(
+                f"{path}: got the spec of {run_name(spec)}; expected that of {name}. The data is foreign."
+            )
+        return spec
+
+    return read_decoded(store, f"{name}/spec.json", decode, _LARGEST_SPEC)

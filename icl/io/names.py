@@ -51,9 +51,14 @@ def natural_order(name: str) -> tuple[str | float, ...]:
     )
 
 
+def is_run_name(name: str) -> bool:
+    """Whether a run can have that name."""
+    return bool(_NAME.fullmatch(name))
+
+
 def check_run_name(name: str) -> str:
     """`name` if it can be a run's; raises SpecError for what could leave the store (`..`, a slash, nothing)."""
-    if not _NAME.fullmatch(name):
+    if not is_run_name(name):
         raise SpecError(
             f"run name: got {name!r}; expected letters, digits, '-' and '_'. `python -m icl.store ls URL` lists them."
         )

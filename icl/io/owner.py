@@ -6,6 +6,7 @@ change lets the owner be; one that sees it unchanged for four intervals takes th
 
 import logging
 import os
+import re
 import secrets
 import socket
 import threading
@@ -18,9 +19,11 @@ import attrs
 import orjson
 
 from icl.io.errors import MissingObjectError, RunOwnedError, StoreError
+from icl.io.records import Owner, known
 from icl.io.store import Store
 
 logger = logging.getLogger("icl")
+_EPOCH_FILE = re.compile(r"([0-9]{12})\.json")
 _SILENT_INTERVALS = 4
 _DEFAULT_INTERVAL, _LONGEST_INTERVAL = 10.0, 60.0  # seconds; the first of an owner whose heartbeat is damaged
 _GOODBYE_SECONDS = 5.0  # for a beat that is on its way when the run ends
@@ -170,8 +173,7 @@ def _keep_beating(
 
 
 def _epochs(store: Store, folder: str) -> list[int]:
-    names = (name.removesuffix(".json") for name in store.list(folder))
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(match[1]) for match in map(_EPOCH_FILE.fullmatch, store.list(folder)) if match)
 
 
 def _path(folder: str, epoch: int) -> str:
@@ -183,11 +185,12 @@ def _encode(beat: Mapping[str, object], count: int) -> bytes:
 
 
 def _decode(data: bytes) -> dict[str, object]:
+    """What a heartbeat says, as far as it has the types and bounds of one."""
     try:
         decoded = orjson.loads(data)
     except orjson.JSONDecodeError:
         return {}
-    return decoded if isinstance(decoded, dict) else {}
+    return known(Owner, decoded) if isinstance(decoded, dict) else {}
 
 
 def _interval(owner: Mapping[str, object]) -> float:

@@ -8,6 +8,7 @@ what makes it count.
 import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 import orjson
@@ -15,17 +16,21 @@ import torch
 
 from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
+from icl.core.model import parameter_shapes
 from icl.core.spec import MAX_INT, Spec
 from icl.core.step import STATE_LEAVES
 from icl.io.codec import encode_spec
+from icl.io.contents import require_contents, size_limit
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
 from icl.io.names import run_name
+from icl.io.reading import read_decoded
+from icl.io.records import SegmentFile, StepFile, structure
 from icl.io.store import Store
 from icl.io.tensors import Metadata, publish, set_aside, tensors_digest, unpack
 
 logger = logging.getLogger("icl")
-_SEGMENT_FILE = re.compile(r"(\d{12})-(\d{12})-[0-9a-f]{12}\.safetensors")
+_SEGMENT_FILE = re.compile(r"([0-9]{12})-([0-9]{12})-[0-9a-f]{12}\.safetensors")
 KINDS = {"checkpoints": "checkpoint", "state": "state", "metrics": "segment"}
 _KEPT_STATES = 2
 Rows = dict[int, dict[str, float]]
@@ -33,10 +38,15 @@ Rows = dict[int, dict[str, float]]
 
 @attrs.frozen
 class RunDir:
-    """The directory of one run in a store."""
+    """The directory of one run in a store.
+
+    Attributes:
+        spec: what its tensors are checked against; None where it cannot be read.
+    """
 
     store: Store
     name: str
+    spec: Spec | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def manifest(self) -> Manifest:
@@ -56,10 +66,14 @@ class RunDir:
         self._publish("checkpoints", step, params, metadata)
 
     def load_checkpoint(self, step: int) -> Tree:
-        """The parameters after `step` updates. Raises CheckpointError when they are missing or damaged."""
+        """The parameters after `step` updates, in the order of `parameter_shapes`.
+
+        Raises: CheckpointError when they are missing, damaged or foreign.
+        """
         path = self.step_path("checkpoints", step)
         try:
-            return self.load("checkpoints", path)[0]
+            params = self.load("checkpoints", path)[0]
+            return params if self.spec is None else {name: params[name] for name in parameter_shapes(self.spec)}
         except MissingObjectError:
             saved = self.checkpoint_steps()
         shown = ", ".join(map(str, saved if len(saved) <= 20 else [*saved[:10], "...", *saved[-10:]])) or "none"
@@ -86,14 +100,15 @@ class RunDir:
                 intact += 1
 
     def newest_state(self, at_most: int = MAX_INT) -> tuple[int, Tree, Metadata] | None:
-        """The newest intact state, up to a step; a damaged newer one is reported and passed over."""
-        steps = [step for step in self.state_steps() if step <= at_most]
+        """The newest intact state, up to a step; a damaged or foreign newer one is reported and passed over."""
+        steps, tried = [step for step in self.state_steps() if step <= at_most], set[int]()
         while steps:
             step = steps.pop()
+            tried.add(step)
             try:
                 state, metadata = self.load("state", self.step_path("state", step))
             except MissingObjectError:  # another process has since published newer ones and removed this one
-                steps = [step for step in self.state_steps() if step <= at_most]
+                steps = [other for other in self.state_steps() if other <= at_most and other not in tried]
             except CheckpointError as error:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
@@ -124,7 +139,7 @@ class RunDir:
             "names": orjson.dumps(names).decode(),
         }
         file = f"{start:012d}-{stop:012d}-{tensors_digest(tensors)[:12]}.safetensors"
-        publish(self.store, f"{self.name}/metrics/{file}", tensors, described)
+        publish(self.store, f"{self.name}/metrics/{file}", tensors, described, partial(self._decode, "metrics"))
 
     def metrics(self) -> Rows:
         """Every metric by step, each step once, whatever interruptions made segments overlap.
@@ -147,7 +162,10 @@ class RunDir:
     def set_aside_beyond(self, step: int) -> None:
         """Put everything that goes beyond `step` under superseded/: the run goes on from there with other bits."""
         for _, path in self.files_beyond(step):
-            set_aside(self.store, path, self.store.read(path))
+            try:
+                set_aside(self.store, path, self.store.read(path, self.size_limit(path)))
+            except CheckpointError:
+                set_aside(self.store, path)
 
     def files_beyond(self, step: int) -> list[tuple[str, str]]:
         """Folder and path of every file of tensors that goes beyond `step`."""
@@ -179,22 +197,33 @@ class RunDir:
 
     def _publish(self, folder: str, step: int, tensors: Tree, metadata: Metadata) -> None:
         described = metadata | {"kind": KINDS[folder], "run": self.name, "step": str(step)}
-        publish(self.store, self.step_path(folder, step), tensors, described)
+        publish(self.store, self.step_path(folder, step), tensors, described, partial(self._decode, folder))
 
     def load(self, folder: str, path: str) -> tuple[Tree, Metadata]:
-        """An intact file that is what its name and place say."""
-        tensors, metadata = unpack(self.store.read(path), path)
-        said = (metadata.get("kind"), metadata.get("run"))
-        if folder == "metrics":
-            start, stop = int(metadata.get("start", -1)), int(metadata.get("stop", -1))
-            place = f"{start:012d}-{stop:012d}-{metadata['tensors_sha256'][:12]}.safetensors"
-        else:
-            place = f"step-{int(metadata.get('step', -1)):012d}.safetensors"
-        if said != (KINDS[folder], self.name) or not path.endswith(f"/{place}"):
+        """An intact file that is what its name and place say and holds what the spec asks for.
+
+        Raises: CheckpointError naming the file and what does not fit; MissingObjectError.
+        """
+        return read_decoded(self.store, path, partial(self._decode, folder), self.size_limit(path))
+
+    def size_limit(self, path: str) -> int:
+        """The most bytes that the file of tensors at `path` may have."""
+        _, folder, file = path.split("/")
+        segment = _SEGMENT_FILE.fullmatch(file)
+        most = self.spec.training.total_steps if self.spec else 0
+        num_updates = min(max(int(segment[2]) - int(segment[1]), 0), most) if segment else 0
+        return size_limit(self.spec, KINDS[folder], num_updates)
+
+    def _decode(self, folder: str, data: bytes, path: str) -> tuple[Tree, Metadata]:
+        tensors, metadata = unpack(data, path)
+        record: type[StepFile | SegmentFile] = SegmentFile if folder == "metrics" else StepFile
+        said = structure(record, metadata, path)
+        if (said.kind, said.run) != (KINDS[folder], self.name) or not path.endswith(f"/{said.file}"):
             raise CheckpointError(
-                f"{path}: got the {said[0]} {place} of run {said[1]}; expected what its name and folder say. "
+                f"{path}: got the {said.kind} {said.file} of run {said.run}; expected what its name and folder say. "
                 "The file was moved or renamed; put it back."
             )
+        require_contents(self.spec, said, tensors, path)
         return tensors, metadata
 
 
@@ -208,13 +237,13 @@ def open_run(store: Store, spec: Spec) -> RunDir:
         stored_spec(store, name)
     for folder in ("", "/attempts", "/checkpoints", "/state", "/metrics", "/owner"):
         store.discard_leftovers(f"{name}{folder}")
-    return RunDir(store, name)
+    return RunDir(store, name, spec)
 
 
 def read_run(store: Store, name: str) -> tuple[RunDir, Spec]:
     """The directory of a run that is already there, and its spec as `read_spec` gives it."""
     spec = read_spec(store, name)
-    return RunDir(store, name), spec
+    return RunDir(store, name, spec), spec
 
 
 def _segment_values(start: int, tensors: Tree, metadata: Metadata) -> Iterator[tuple[int, str, float]]:

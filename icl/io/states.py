@@ -8,7 +8,7 @@ import attrs
 
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
-from icl.io.codec import spec_to_data
+from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
 from icl.io.owner import Sighting, is_on_this_machine, sight
 from icl.io.store import Store
@@ -54,13 +54,11 @@ def run_states(
 
 def _count_late(store: Store, name: str, spec: Spec) -> str:
     """What a complete run lacks of what its spec asks for, in words; empty when nothing."""
-    completed = [attempt for attempt in Manifest(store, name).attempts() if attempt.get("status") == "complete"]
-    cadences = [attempt["run"] for attempt in completed]
-    run = spec_to_data(spec)["run"]
     missing = {*build_plan(spec).checkpoint} - {*saved_steps(store, name, "checkpoints")}
     late = [f"{len(missing)} checkpoints"] if missing else []
     # An attempt that completed has made every evaluation of its cadence.
-    if cadences and all(cadence["evaluate_at"] != run["evaluate_at"] for cadence in cadences):
+    cadences = [half.evaluate_at for half, _ in Manifest(store, name).run_halves(spec) if half]
+    if cadences and spec.run.evaluate_at not in cadences:
         late.append("evaluations")
     return " and ".join(late)
 
@@ -69,17 +67,21 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
     """A run's state if nobody trains it, and who may."""
     total = spec.training.total_steps
     inside = set(store.list(name)) if present else set()
-    if "complete.json" in inside:
-        late = _count_late(store, name, spec)
-        if not late:
-            return RunState(name, "complete", total, total), None
-        note = f"{late} asked for since it was completed"
-        sighting = sight(store, name)
-        return RunState(name, "stopped", total, total, note), None if sighting.gone else sighting
     if "spec.json" not in inside:
         return RunState(name, "pending", 0, total), None
-    step = max(saved_steps(store, name, "state"), default=0)
-    error = Manifest(store, name).last_error()
-    word: Word = "failed" if error else "stopped" if step else "pending"
-    sighting = sight(store, name)
-    return RunState(name, word, step, total, error or ""), None if sighting.gone else sighting
+    complete = "complete.json" in inside
+    step = total if complete else max(saved_steps(store, name, "state"), default=0)
+    try:
+        if complete:
+            late = _count_late(store, name, spec)
+            if not late:
+                return RunState(name, "complete", total, total), None
+            state = RunState(name, "stopped", total, total, f"{late} asked for since it was completed")
+        else:
+            error = Manifest(store, name).last_error()
+            word: Word = "failed" if error else "stopped" if step else "pending"
+            state = RunState(name, word, step, total, error or "")
+        sighting = sight(store, name)
+    except CheckpointError as unreadable:
+        return RunState(name, "complete" if complete else "failed", step, total, str(unreadable)), None
+    return state, None if sighting.gone else sighting

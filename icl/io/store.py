@@ -21,6 +21,24 @@ from icl.io.errors import StoreError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+LARGEST_DOCUMENT = 2**22  # bytes of a spec, a record or a heartbeat that is read
+
+
+def _read_elsewhere(files: AbstractFileSystem, path: str, limit: int) -> bytes:
+    """One request for a byte more than may be there, so that its size need not be asked for."""
+    try:
+        data: bytes = files.cat_file(path, start=0, end=limit + 1)
+    except Exception as error:
+        if str(getattr(error, "code", None)) == "416":  # Google Cloud Storage has no range of an empty object
+            return b""
+        raise
+    if len(data) > limit:
+        raise local.too_large(path, limit)
+    return data
+
+
+def _move_elsewhere(files: AbstractFileSystem, path: str, to: str) -> None:
+    files.mv(path, to)
 
 
 @attrs.frozen
@@ -32,6 +50,8 @@ class _Kind:
     failures: tuple[type[Exception], ...] = (OSError, ValueError)
     explain: Callable[[Exception], tuple[type[StoreError], str, str]] = local.explain
     concurrency: int = 1
+    read: Callable[[Any, str, int], bytes] = _read_elsewhere
+    move: Callable[[Any, str, str], None] = _move_elsewhere
 
 
 @attrs.frozen
@@ -57,11 +77,13 @@ class Store:
         with self._errors(path):
             self._kind.replace(self._files, self._at(path), data)
 
-    def read(self, path: str) -> bytes:
-        """The bytes at `path`. Raises MissingObjectError when there are none."""
+    def read(self, path: str, limit: int = LARGEST_DOCUMENT) -> bytes:
+        """The bytes at `path`, at most `limit`, so that nobody's file fills the memory.
+
+        Raises: MissingObjectError when there are none; CheckpointError when there are more, or it is no regular file.
+        """
         with self._errors(path):
-            data: bytes = self._files.cat_file(self._at(path))
-            return data
+            return self._kind.read(self._files, self._at(path), limit)
 
     def list(self, folder: str = "") -> list[str]:
         """The names directly under `folder`, sorted, never from a cache; unfinished objects are not there."""
@@ -73,6 +95,11 @@ class Store:
                 return []
         names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != at}
         return sorted(name for name in names if not name.startswith(local.TEMPORARY))
+
+    def move(self, path: str, to: str) -> None:
+        """Rename an object, whatever it is and without reading it; it may already be gone."""
+        with self._errors(path), suppress(FileNotFoundError):
+            self._kind.move(self._files, self._at(path), self._at(to))
 
     def delete(self, path: str) -> None:
         """Remove an object; it may already be gone."""
@@ -129,7 +156,7 @@ def open_store(url: str, *, create: bool = True) -> Store:
     except (ValueError, ImportError, OSError) as error:
         raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
     if isinstance(files, LocalFileSystem):
-        store = Store(url, files, root, _Kind(local.create, local.replace))
+        store = Store(url, files, root, _Kind(local.create, local.replace, read=local.read, move=local.move))
         with store._errors("."):
             if create:
                 os.makedirs(root, exist_ok=True)

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import orjson
@@ -17,7 +18,7 @@ from icl.io.store import Store
 
 Metadata = dict[str, str]
 logger = logging.getLogger("icl")
-_IDENTITY = ("kind", "run", "step", "start", "stop")
+_SLACK = 2**20  # bytes by which the metadata of two writers of one file may differ
 _KEY = "icl"  # the only metadata key: safetensors keeps several in no fixed order
 
 
@@ -31,7 +32,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> by
 
 
 def unpack(data: bytes, where: str) -> tuple[Tree, Metadata]:
-    """The tensors and metadata of a file made by `pack`.
+    """The tensors, by name, and the metadata of a file made by `pack`.
 
     Args:
         where: the file's name, for messages.
@@ -44,9 +45,12 @@ def unpack(data: bytes, where: str) -> tuple[Tree, Metadata]:
             raise ValueError(f"{len(data)} bytes that do not begin a safetensors file")
         envelope = orjson.loads(json.loads(data[8 : 8 + size])["__metadata__"][_KEY])
         metadata: Metadata = envelope["metadata"]
-        tensors: Tree = load(data)
+        if not all(type(value) is str for value in metadata.values()):
+            raise TypeError("metadata that are not strings")
+        loaded: Tree = load(data)
+        tensors = {name: loaded[name] for name in sorted(loaded)}  # they come in another order in every process
         intact = envelope["sha256"] == tensors_digest(tensors, orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS))
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{where}: got {_first_line(error)}; expected a file written by icl. It is damaged."
         ) from None
@@ -57,45 +61,64 @@ def unpack(data: bytes, where: str) -> tuple[Tree, Metadata]:
     return tensors, metadata
 
 
-def publish(store: Store, path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def publish(
+    store: Store,
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    decode: Callable[[bytes, str], tuple[Tree, Metadata]] = unpack,
+) -> None:
     """Publish a file if absent; verify it if present; put a damaged or foreign one aside and publish again.
+
+    Args:
+        decode: raises CheckpointError for what cannot be the file at `path`.
 
     Raises: StoreConflictError when an intact file there holds other tensors, whose digests and origins it names.
     """
     data = pack(tensors, metadata)
     while not store.create(path, data):
         try:
-            present = store.read(path)
+            present = store.read(path, len(data) + _SLACK)
         except MissingObjectError:  # removed since, by another process that trains the same run
+            continue
+        except CheckpointError as error:
+            logger.warning("%s Put aside and written again.", error)
+            set_aside(store, path)
             continue
         if present == data:
             return
         try:
-            _, theirs = unpack(present, path)
-            foreign = [key for key in _IDENTITY if theirs.get(key) != metadata.get(key)]
-            if foreign:
-                raise CheckpointError(f"{path}: got the file of another {' and '.join(foreign)}; expected this one's.")
+            _, theirs = decode(present, path)
         except CheckpointError as error:
-            logger.warning("%s Put aside and written again.", error)
-            set_aside(store, path, present)
+            with suppress(MissingObjectError):
+                if store.read(path, len(data) + _SLACK) == present:  # or the first read was wrong
+                    logger.warning("%s Put aside and written again.", error)
+                    set_aside(store, path, present)
             continue
         ours = unpack(data, path)[1]
-        if theirs["tensors_sha256"] != ours["tensors_sha256"]:
+        if theirs.get("tensors_sha256") != ours["tensors_sha256"]:
             raise StoreConflictError(
                 f"{path}: got tensors with SHA-256 {ours['tensors_sha256']} from {ours.get('backend')}; expected "
-                f"{theirs['tensors_sha256']}, published before from {theirs.get('backend')}. The first stays. "
+                f"{theirs.get('tensors_sha256')}, published before from {theirs.get('backend')}. The first stays. "
                 "Find out which is wrong, or write to another store."
             )
         return
 
 
-def set_aside(store: Store, path: str, data: bytes) -> None:
-    """Keep `data`, read at `path`, under `<run>/superseded/`, and remove it from `path` if it is still there."""
+def set_aside(store: Store, path: str, data: bytes | None = None) -> None:
+    """Keep `data`, read at `path`, under `<run>/superseded/`, and remove it from `path` if it is still there.
+
+    Without data, as of what cannot be read, whatever is at `path` is renamed.
+    """
     run, _, inside = path.partition("/")
-    digest = hashlib.sha256(data).hexdigest()
-    store.create(f"{run}/superseded/{digest[:12]}-{inside.replace('/', '-')}", data)
+    label = secrets.token_hex(6) if data is None else hashlib.sha256(data).hexdigest()[:12]
+    aside = f"{run}/superseded/{label}-{inside.replace('/', '-')}"
+    if data is None:
+        store.move(path, aside)
+        return
+    store.create(aside, data)
     with suppress(MissingObjectError):  # put aside by another process since, which may have written a good one
-        if store.read(path) == data:
+        if store.read(path, len(data)) == data:
             store.delete(path)
 
 

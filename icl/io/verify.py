@@ -1,12 +1,18 @@
-"""Is a run intact: every digest recomputed, and gaps, strays and contradictions looked for."""
+"""Is a run intact: every digest recomputed, and gaps, strays and contradictions looked for. No fault ends it."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from icl.core.plan import build_plan
+import attrs
+
+from icl.core.errors import SpecError
+from icl.core.plan import spaced_steps
 from icl.core.spec import Spec
 from icl.io.documents import decode_document
-from icl.io.errors import CheckpointError, MissingObjectError
-from icl.io.manifest import read_spec, saved_steps, stored_spec
+from icl.io.errors import CheckpointError, MissingObjectError, StoreError
+from icl.io.manifest import saved_steps, stored_spec, with_run_half
+from icl.io.reading import read_decoded
+from icl.io.records import Complete, structure
 from icl.io.rundir import KINDS, RunDir
 
 _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
@@ -17,60 +23,91 @@ def verify_run(run: RunDir) -> Iterator[str]:
     spec: Spec | None = None
     try:
         spec = stored_spec(run.store, run.name)
-    except (CheckpointError, MissingObjectError) as error:
+    except (CheckpointError, StoreError) as error:
         yield str(error)
-    inside = run.store.list(run.name)
-    for stray in sorted(set(inside) - _KNOWN):
-        yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(_KNOWN))}."
-    paths = [f"{run.name}/{folder}/{file}" for folder in KINDS for file in run.store.list(f"{run.name}/{folder}")]
-    damage = [fault for fault in run.store.map(lambda path: _fault_of(run, path), paths) if fault]
+    run = attrs.evolve(run, spec=spec)
+    yield from _caught(_strays(run))
+    damage = [fault for folder in KINDS for fault in _caught(_tensor_faults(run, folder))]
+    damage += [*_caught(_attempt_faults(run)), *_caught(_completion_faults(run))]
     yield from damage
-    documents = [f"{run.name}/attempts/{name}" for name in run.store.list(f"{run.name}/attempts")]
-    damaged = bool(damage)
-    complete = f"{run.name}/complete.json"
-    for path in [*documents, *([complete] if "complete.json" in inside else [])]:
-        try:
-            info = decode_document(run.store.read(path), path)
-        except CheckpointError as error:
-            damaged = True
-            yield str(error)
-            continue
-        if path == complete and spec is not None and info.get("step") != spec.training.total_steps:
-            yield f"{path}: got another step; expected total_steps={spec.training.total_steps}."
-    if not damaged:
-        yield from _gaps(run, spec if "complete.json" in inside else None)
+    if not damage:
+        yield from _caught(_gaps(run))
 
 
-def _fault_of(run: RunDir, path: str) -> str | None:
+def _caught(faults: Iterator[str]) -> Iterator[str]:
+    """The faults, and last what ended the search for them, if anything did."""
+    try:
+        yield from faults
+    except (CheckpointError, StoreError) as error:
+        yield str(error)
+
+
+def _strays(run: RunDir) -> Iterator[str]:
+    for stray in sorted(set(run.store.list(run.name)) - _KNOWN):
+        yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(_KNOWN))}."
+
+
+def _tensor_faults(run: RunDir, folder: str) -> Iterator[str]:
+    paths = [f"{run.name}/{folder}/{file}" for file in run.store.list(f"{run.name}/{folder}")]
+    yield from (fault for fault in run.store.map(partial(_fault_of, run, folder), paths) if fault)
+
+
+def _fault_of(run: RunDir, folder: str, path: str) -> str | None:
     """What is wrong with one file of tensors."""
-    folder = path.split("/")[1]
     try:
         run.load(folder, path)
-    except CheckpointError as error:
-        return str(error)
     except MissingObjectError as error:
         # A run that goes on meanwhile removes old states.
         return None if folder == "state" else str(error)
+    except (CheckpointError, StoreError) as error:
+        return str(error)
     return None
 
 
+def _attempt_faults(run: RunDir) -> Iterator[str]:
+    for name in run.store.list(f"{run.name}/attempts"):
+        path = f"{run.name}/attempts/{name}"
+        try:
+            info = run.manifest.read_attempt(name)
+            if run.spec is not None:
+                with_run_half(run.spec, info)
+        except SpecError as error:
+            yield f"{path}: got a run half that this version does not understand ({error}); expected one of its own."
+        except (CheckpointError, StoreError) as error:
+            yield str(error)
+
+
+def _completion_faults(run: RunDir) -> Iterator[str]:
+    if "complete.json" not in run.store.list(run.name):
+        return
+    path = f"{run.name}/complete.json"
+    complete = read_decoded(
+        run.store, path, lambda data, where: structure(Complete, decode_document(data, where), where)
+    )
+    if run.spec is not None and complete.step != run.spec.training.total_steps:
+        yield f"{path}: got step {complete.step}; expected total_steps={run.spec.training.total_steps}."
+
+
 def _promised_checkpoints(run: RunDir, spec: Spec) -> Iterable[int]:
-    """The steps that every attempt was to save; only the ends when the attempts had different cadences."""
-    cadences = [attempt["run"]["checkpoint_at"] for attempt in run.manifest.attempts() if "run" in attempt]
-    if not cadences or any(cadence != cadences[0] for cadence in cadences):
-        return 0, spec.training.total_steps
-    return build_plan(read_spec(run.store, run.name)).checkpoint
+    """The steps that attempts which completed were to save, or all attempts if they had one cadence; else the ends."""
+    total = spec.training.total_steps
+    halves = run.manifest.run_halves(spec)
+    cadences = {half.checkpoint_at for half, has_all in halves if half and has_all}
+    cadences = cadences or {half.checkpoint_at for half, _ in halves if half}
+    if len(cadences) > 1 and not any(has_all for _, has_all in halves):
+        return 0, total
+    return {0, total}.union(*(spaced_steps(cadence, total) for cadence in cadences))
 
 
-def _gaps(run: RunDir, complete: Spec | None) -> Iterator[str]:
-    """What is not there or contradicts itself, `complete` being the spec of a complete run."""
+def _gaps(run: RunDir) -> Iterator[str]:
+    """What is not there or contradicts itself."""
     try:
         run.metrics()
     except CheckpointError as error:
         yield str(error)
-    if complete is not None:
-        total = complete.training.total_steps
-        expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, complete))]
+    if run.spec is not None and "complete.json" in run.store.list(run.name):
+        total = run.spec.training.total_steps
+        expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, run.spec))]
         saved = {folder: set(saved_steps(run.store, run.name, folder)) for folder in ("checkpoints", "state")}
         for folder, step in expected:
             if step not in saved[folder]:

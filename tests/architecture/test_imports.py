@@ -11,7 +11,7 @@ MAY_IMPORT = {
     "core": {"core"},
     "machine": set(),
     "backends": {"backends", "core", "machine"},
-    "io": {"io", "core"},
+    "io": {"io", "core", "machine"},
     "testing": {"backends", "core"},
     "profiling": set(),
     "batches": {"core"},

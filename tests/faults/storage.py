@@ -87,7 +87,8 @@ class Disk:
         patch.setattr(local, "open", self.wrap("open", self.open), raising=False)
         for name in ("fsync", "link", "unlink", "mkdir"):
             patch.setattr(os, name, self.wrap(name, getattr(os, name)))
-        for method, name in (("cat_file", "read"), ("ls", "list"), ("rm_file", "delete")):
+        patch.setattr(local, "read", self.wrap("read", local.read))
+        for method, name in (("ls", "list"), ("rm_file", "delete")):
             patch.setattr(LocalFileSystem, method, self.wrap(name, getattr(LocalFileSystem, method)))
 
 

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from icl.core.backend import identical
 from icl.core.spec import Spec, TaskSpec, TrainingSpec
 from icl.io import store as store_module
 from icl.io.errors import StoreConflictError, StoreError
 from icl.io.rundir import open_run
 from icl.io.store import open_store
 from icl.io.tensors import publish
+from tests.trees import METADATA, params, state
 
 SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
 
@@ -124,8 +126,9 @@ import torch
 from icl.core.spec import Spec, TaskSpec, TrainingSpec
 from icl.io.rundir import open_run
 from icl.io.store import open_store
+from tests.trees import METADATA, state
 torch.set_num_threads(1)
-spec = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
+spec = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=2**24))
 chance = random.Random(0)
 for _ in range(20):
     run = open_run(open_store(sys.argv[1]), spec)
@@ -137,7 +140,7 @@ for _ in range(20):
     if child == 0:
         while True:
             step += 1
-            run.save_state(step, {"params": torch.full((50_000,), float(step))}, {})
+            run.save_state(step, state(spec, step), METADATA)
     instant = time.perf_counter() + chance.uniform(0.01, 0.06)
     while time.perf_counter() < instant:
         pass
@@ -197,7 +200,7 @@ def test_any_failing_call_leaves_the_old_state_and_a_retry_works(
 ) -> None:
     """Each storage call fails in turn: step 1 still loads, and saving step 2 again succeeds."""
     run = open_run(open_store(str(tmp_path)), SPEC)
-    run.save_state(1, {"x": torch.ones(2)}, {})
+    run.save_state(1, state(SPEC, 1), METADATA)
     with monkeypatch.context() as patch:
         if call in ("open", "write"):
             real_open = open
@@ -212,18 +215,18 @@ def test_any_failing_call_leaves_the_old_state_and_a_retry_works(
         else:
             patch.setattr(os, call, fail_at(nth, getattr(os, call)))
         with suppress(StoreError):  # a call that is made fewer than nth times does not fail
-            run.save_segment(1, 2, torch.ones(1), {}, {})
-            run.save_state(2, {"x": torch.full((2,), 2.0)}, {})
-            run.save_checkpoint(2, {"x": torch.full((2,), 2.0)}, {})
+            run.save_segment(1, 2, torch.ones(1), {}, METADATA)
+            run.save_state(2, state(SPEC, 2), METADATA)
+            run.save_checkpoint(2, params(SPEC, 2), METADATA)
     found = run.newest_state()
     assert found is not None
-    assert float(found[1]["x"][0]) == found[0]
-    run.save_segment(1, 2, torch.ones(1), {}, {})
-    run.save_state(2, {"x": torch.full((2,), 2.0)}, {})
-    run.save_checkpoint(2, {"x": torch.full((2,), 2.0)}, {})
+    assert identical(found[1], state(SPEC, found[0]))
+    run.save_segment(1, 2, torch.ones(1), {}, METADATA)
+    run.save_state(2, state(SPEC, 2), METADATA)
+    run.save_checkpoint(2, params(SPEC, 2), METADATA)
     assert run.state_steps() == [1, 2]
     assert run.metrics().keys() == {2}
-    assert torch.equal(run.load_checkpoint(2)["x"], torch.full((2,), 2.0))
+    assert identical(run.load_checkpoint(2), params(SPEC, 2))
 
 
 class _FullDisk:

@@ -6,26 +6,27 @@ from typing import Any
 import pytest
 import torch
 
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.backend import identical
+from icl.core.spec import ModelSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
+from tests.trees import METADATA, params, state
 
-SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=9))
-METADATA = {"backend": "one"}
+SPEC = Spec(
+    task=TaskSpec(task_dim=2, num_examples=2),
+    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    training=TrainingSpec(total_steps=9),
+)
 CALLS = ("create", "read", "list", "delete")
-
-
-def tree(step: int) -> dict[str, torch.Tensor]:
-    return {"params": torch.full((3,), float(step))}
 
 
 def save(run: RunDir, *steps: int) -> None:
     """What training saves when it passes these steps, each following on from the last."""
     for start, stop in zip((0, *steps), steps, strict=False):
-        run.save_checkpoint(stop, tree(stop), METADATA)
+        run.save_checkpoint(stop, params(SPEC, stop), METADATA)
         run.save_segment(start, stop, torch.arange(start, stop, dtype=torch.float32), {}, METADATA)
-        run.save_state(stop, tree(stop), METADATA)
+        run.save_state(stop, state(SPEC, stop), METADATA)
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, rival: Callable[[], None]) -> list[str]:
@@ -56,7 +57,7 @@ def work(run: RunDir) -> tuple[int, float]:
     """Resume, train on from there, and read the metrics; returns the step resumed from and the sum of the losses."""
     found = run.newest_state()
     step = found[0] if found else 0
-    assert found is None or torch.equal(found[1]["params"], tree(step)["params"])
+    assert found is None or identical(found[1], state(SPEC, step))
     if step < 3:
         save(run, 3)
     save(run, 6, 9) if step < 6 else None

@@ -14,6 +14,7 @@ from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.rundir import open_run
 from icl.io.store import open_store
 from icl.io.tensors import pack, unpack
+from tests.trees import METADATA
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
 SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=64))
@@ -107,7 +108,7 @@ def test_metrics_are_the_union_of_segments(pieces: list[tuple[int, int]]) -> Non
     for start, length in pieces:
         stop = min(start + length, 64)
         losses = torch.arange(start + 1, stop + 1, dtype=torch.float32) / 7
-        run.save_segment(start, stop, losses, {}, {})
+        run.save_segment(start, stop, losses, {}, METADATA)
         expected |= {step: {TRAINING_LOSS: float(losses[step - start - 1])} for step in range(start + 1, stop + 1)}
     rows = run.metrics()
     assert list(rows) == sorted(expected)

@@ -67,6 +67,12 @@ def test_equal_input_gives_equal_bytes_in_another_process() -> None:
     assert elsewhere == pack({"a": torch.arange(3.0), "b": torch.ones(2)}, {"x": "1", "y": "2", "z": "3"})
 
 
+def test_tensors_come_in_the_order_of_their_names() -> None:
+    names = [f"blocks.{index}" for index in range(50)]
+    tensors, _ = unpack(pack({name: torch.ones(1) for name in reversed(names)}, {}), "f")
+    assert list(tensors) == sorted(names)
+
+
 def test_every_flipped_bit_is_found_or_harmless() -> None:
     for position in range(len(DATA)):
         for bit in range(8):

@@ -42,6 +42,13 @@ def test_an_owner_leaves_nothing(store: Store) -> None:
     assert beats(store) == []
 
 
+@pytest.mark.parametrize("name", ["9" * 200, "９", "7", "000000000009.json.json"])
+def test_a_name_that_is_no_epoch_is_nobodys(store: Store, name: str) -> None:
+    store.create(f"run/owner/{name}.json", b"{}")
+    with owned(store, "run", every=EVERY):
+        assert "000000000001.json" in beats(store)
+
+
 def test_a_second_is_refused_and_told_who_owns_it(store: Store) -> None:
     pattern = rf"s ago or less from process {os.getpid()} on .*; expected no other process .* Nothing is wrong"
     with owned(store, "run", every=EVERY), pytest.raises(RunOwnedError, match=pattern), owned(store, "run", every=9.0):

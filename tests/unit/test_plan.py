@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icl.core.plan import build_plan, plan_chunks, spaced_steps
-from icl.core.spec import StepsSpec
+from icl.core.spec import MAX_INT, StepsSpec
 from icl.testing import tiny_spec, with_training
 
 
@@ -16,6 +16,19 @@ def test_both_ends_are_always_there() -> None:
             assert chosen[0] == 0
             assert chosen[-1] == total
             assert list(chosen) == sorted(set(chosen))
+
+
+@given(st.integers(1, 60), st.integers(0, 2000), st.integers(0, 2000))
+def test_more_points_than_steps_are_rounded_like_the_others(total: int, log: int, linear: int) -> None:
+    geometric = {round(total ** (i / max(log - 1, 1))) for i in range(log)}
+    even = {round(total * i / max(linear - 1, 1)) for i in range(linear)}
+    assert spaced_steps(StepsSpec(log=log, linear=linear), total) == tuple(sorted({0, total, *geometric, *even}))
+
+
+def test_a_cadence_of_two_thousand_million_points_is_every_step() -> None:
+    """In work that is a matter of the run's steps."""
+    for steps in (StepsSpec(log=MAX_INT), StepsSpec(linear=MAX_INT)):
+        assert spaced_steps(steps, 1000) == tuple(range(1001))
 
 
 def test_hoogland_cadence_has_190_distinct_steps() -> None:

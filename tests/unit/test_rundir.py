@@ -9,26 +9,29 @@ import pytest
 import torch
 
 from icl import store as store_command
+from icl.core.backend import identical
 from icl.core.metrics import TRAINING_LOSS
-from icl.core.spec import RunSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.model import parameter_shapes
+from icl.core.spec import ModelSpec, RunSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
 from icl.io.manifest import list_runs
 from icl.io.rundir import RunDir, open_run, read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
+from icl.testing import with_training
+from tests.trees import METADATA, params, state
 
-SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
-METADATA = {"backend": "one"}
+SPEC = Spec(
+    task=TaskSpec(task_dim=2, num_examples=2),
+    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    training=TrainingSpec(total_steps=4),
+)
 
 
 @pytest.fixture
 def run(store_url: str) -> RunDir:
     return open_run(open_store(store_url), SPEC)
-
-
-def tree(value: float) -> dict[str, torch.Tensor]:
-    return {"params": torch.full((3,), value)}
 
 
 def path_of(run: RunDir, folder: str, step: int) -> str:
@@ -47,12 +50,12 @@ def damage(run: RunDir, path: str) -> None:
 def finish(run: RunDir) -> None:
     """What a whole run of SPEC leaves."""
     run.manifest.record_attempt({"from_step": 0, "started": "2026-01-01T00:00:00+00:00"})
-    run.save_checkpoint(0, tree(0.0), METADATA)
+    run.save_checkpoint(0, params(SPEC, 0.0), METADATA)
     for start, stop in ((0, 2), (2, 4)):
         rows = {stop: {"true/mse": 1.0 / stop}}
         run.save_segment(start, stop, torch.arange(start, stop, dtype=torch.float32), rows, METADATA)
-        run.save_state(stop, tree(stop), METADATA)
-    run.save_checkpoint(4, tree(4.0), METADATA)
+        run.save_state(stop, state(SPEC, stop), METADATA)
+    run.save_checkpoint(4, params(SPEC, 4.0), METADATA)
     run.manifest.mark_complete({"step": 4})
 
 
@@ -73,23 +76,29 @@ def test_a_directory_with_another_spec_is_foreign(run: RunDir, data: bytes) -> N
             opened()
 
 
-def test_checkpoints_return_by_step_in_numerical_order(run: RunDir) -> None:
+def test_checkpoints_return_by_step_in_numerical_order(store_url: str) -> None:
+    run = open_run(open_store(store_url), with_training(SPEC, total_steps=100))
     for step in (100, 9, 10):
-        run.save_checkpoint(step, tree(step), METADATA)
+        run.save_checkpoint(step, params(SPEC, step), METADATA)
     assert run.checkpoint_steps() == [9, 10, 100]
-    assert torch.equal(run.load_checkpoint(10)["params"], tree(10)["params"])
+    assert identical(run.load_checkpoint(10), params(SPEC, 10))
+
+
+def test_parameters_come_in_the_order_of_the_model(run: RunDir) -> None:
+    run.save_checkpoint(3, params(SPEC, 3), METADATA)
+    assert list(run.load_checkpoint(3)) == list(parameter_shapes(SPEC))
 
 
 def test_a_step_that_was_not_saved_lists_those_that_were(run: RunDir) -> None:
-    run.save_checkpoint(3, tree(3), METADATA)
+    run.save_checkpoint(3, params(SPEC, 3), METADATA)
     with pytest.raises(CheckpointError, match=r"step-000000000004.*saved steps \(3\)"):
         run.load_checkpoint(4)
 
 
 def test_a_renamed_or_copied_file_is_refused(run: RunDir) -> None:
     """Neither another step, another kind, nor another run is taken for this one."""
-    run.save_checkpoint(3, tree(3), METADATA)
-    run.save_state(3, tree(3), METADATA)
+    run.save_checkpoint(3, params(SPEC, 3), METADATA)
+    run.save_state(3, state(SPEC, 3), METADATA)
     other = open_run(run.store, attrs.evolve(SPEC, seeds=SeedsSpec(init=9)))
     run.store.create(path_of(run, "checkpoints", 4), run.store.read(path_of(run, "checkpoints", 3)))
     run.store.create(path_of(run, "checkpoints", 5), run.store.read(path_of(run, "state", 3)))
@@ -113,7 +122,7 @@ def test_saving_again_and_again_never_writes_one_name_twice(run: RunDir) -> None
     """Fault 70: every save has a name of its own, so no object is ever updated."""
     before: dict[str, bytes] = {}
     for step in range(1, 51):
-        run.save_checkpoint(step, tree(step), METADATA)
+        run.save_checkpoint(step, params(SPEC, step), METADATA)
         for name in before:
             assert run.store.read(f"{run.name}/checkpoints/{name}") == before[name]
         before = {
@@ -124,11 +133,11 @@ def test_saving_again_and_again_never_writes_one_name_twice(run: RunDir) -> None
 
 def test_the_newest_two_states_are_kept(run: RunDir) -> None:
     for step in (1, 2, 3):
-        run.save_state(step, tree(step), METADATA)
+        run.save_state(step, state(SPEC, step), METADATA)
     assert run.state_steps() == [2, 3]
     found = run.newest_state()
     assert found is not None
-    assert (found[0], found[2]["backend"]) == (3, "one")
+    assert (found[0], found[2]["backend"]) == (3, METADATA["backend"])
 
 
 def test_no_state_is_none(run: RunDir) -> None:
@@ -137,18 +146,18 @@ def test_no_state_is_none(run: RunDir) -> None:
 
 def test_a_good_state_is_not_pruned_in_favour_of_a_damaged_one(run: RunDir) -> None:
     for step in (1, 2):
-        run.save_state(step, tree(step), METADATA)
+        run.save_state(step, state(SPEC, step), METADATA)
     damage(run, path_of(run, "state", 2))
-    run.save_state(3, tree(3), METADATA)
+    run.save_state(3, state(SPEC, 3), METADATA)
     assert run.state_steps() == [1, 2, 3]
-    run.save_state(4, tree(4), METADATA)
+    run.save_state(4, state(SPEC, 4), METADATA)
     assert run.state_steps() == [3, 4]
 
 
 def test_resuming_passes_over_damaged_states_and_says_which(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 45: the newest intact state wins, and the damaged file is named."""
     for step in (1, 2):
-        run.save_state(step, tree(step), METADATA)
+        run.save_state(step, state(SPEC, step), METADATA)
     damage(run, path_of(run, "state", 2))
     with caplog.at_level(logging.WARNING, "icl"):
         found = run.newest_state()
@@ -181,8 +190,8 @@ def test_rows_agree_or_differ_by_their_bits(run: RunDir) -> None:
         rows = {2: {"true/mse": float("nan")}}
         run.save_segment(start, start + 2, torch.ones(2), rows, METADATA)
     assert str(run.metrics()[2]["true/mse"]) == "nan"
-    run.save_segment(2, 4, torch.ones(2), {3: {"zero": 0.0}}, METADATA)
-    run.save_segment(2, 5, torch.ones(3), {3: {"zero": -0.0}}, METADATA)
+    run.save_segment(2, 3, torch.ones(1), {3: {"zero": 0.0}}, METADATA)
+    run.save_segment(2, 4, torch.ones(2), {3: {"zero": -0.0}}, METADATA)
     with pytest.raises(CheckpointError, match=r"zero = -0\.0 at step 3"):
         run.metrics()
 

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from icl.io import local
 from icl.io import store as store_module
-from icl.io.errors import MissingObjectError, StoreError
+from icl.io.errors import CheckpointError, MissingObjectError, StoreError
 from icl.io.store import Store, open_store
 
 
@@ -62,6 +62,42 @@ def test_a_path_cannot_leave_the_store(store: Store, path: str) -> None:
 def test_a_missing_object_is_named(store: Store) -> None:
     with pytest.raises(MissingObjectError, match=r"run/a: got no such .*; expected .* Check the .*store"):
         store.read("run/a")
+
+
+def test_no_more_is_read_than_may_be_there(store: Store) -> None:
+    for size in (0, 1, 30):
+        store.create(f"run/{size}", bytes(size))
+        assert store.read(f"run/{size}", size) == store.read(f"run/{size}") == bytes(size)
+    with pytest.raises(CheckpointError, match="run/30: got more than 29 bytes"):
+        store.read("run/30", 29)
+
+
+def test_an_object_may_be_renamed_unread(store: Store) -> None:
+    store.create("run/a", b"1")
+    store.move("run/a", "run/aside/b")
+    store.move("run/a", "run/aside/b")
+    assert (store.list("run"), store.read("run/aside/b")) == (["aside"], b"1")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link to a file", "link to nothing", "link to a device"])
+def test_only_a_regular_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Opening a pipe would wait for ever, and /dev/zero fill the memory."""
+    store, path = open_store(str(tmp_path)), tmp_path / "a"
+    (tmp_path / "file").write_bytes(b"1")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        monkeypatch.chdir(tmp_path)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("a")
+    else:
+        path.symlink_to({"a file": "file", "nothing": "none", "a device": "/dev/zero"}[kind.removeprefix("link to ")])
+    with pytest.raises(CheckpointError, match=rf"a: got a {kind.split()[0]}; expected a regular file"):
+        store.read("a")
+    store.move("a", "aside/a")
+    assert store.create("a", b"2")
 
 
 @pytest.mark.parametrize("url", ["nosuch://x", "gs://", "gs:///x", "gs://bucket//x", "a\0b"])
