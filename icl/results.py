@@ -12,7 +12,7 @@ from icl.core.backend import Tree
 from icl.core.metrics import with_limits
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
-from icl.core.tasks import sample_batch, sample_evaluation_batch, sample_task_pool
+from icl.core.tasks import sample_evaluation_batch, sample_task_pool, sample_training_batch
 from icl.io.codec import load_spec, with_run
 from icl.io.lookup import find_run
 from icl.io.manifest import RunSummary
@@ -113,7 +113,7 @@ class Run:
                 f"training_batch: got step {step}; expected one from 0 to {total - 1}. The model after the last of "
                 f"{total} updates is trained no further."
             )
-        return sample_batch(self.spec, step, self.task_pool())
+        return sample_training_batch(self.spec, step, self.task_pool())
 
 
 def train(

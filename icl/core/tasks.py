@@ -41,20 +41,27 @@ def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
     Args:
         pool: `sample_task_pool(spec)`.
 
-    Returns: xs (B, K, D), ys (B, K, 1) and the task of each sequence, ws (B, D), float32 on the CPU.
+    Returns: xs (B, K, D) and ys (B, K, 1), float32 on the CPU: what training reads.
     """
+    batch = sample_training_batch(spec, step, pool)
+    del batch["ws"]
+    return batch
+
+
+def sample_training_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
+    """`sample_batch` and the task of each of its sequences, ws (B, D)."""
     rng = derive_generator(spec.seeds.sampling, "train", step)
     return _sample(rng, spec.task, spec.training.batch_size, pool)
 
 
 def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_rows: int | None = None) -> Tree:
-    """What training reads of `sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
+    """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
 
     Args:
         num_rows: N, if more than the steps; the rows after them are zero.
     """
     batches = [sample_batch(spec, step, pool) for step in steps]
-    padding = {key: torch.zeros_like(batches[0][key]) for key in ("xs", "ys")}
+    padding = {key: torch.zeros_like(leaf) for key, leaf in batches[0].items()}
     batches += [padding] * ((num_rows or len(batches)) - len(batches))
     return {key: torch.stack([batch[key] for batch in batches]) for key in padding}
 
@@ -75,7 +82,7 @@ def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None
 def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None) -> Tree:
     """A training batch drawn by the device's own generator (`"sampling": "device"`), seeded by the caller.
 
-    The same bits only on the same backend and version. xs and ys as `sample_batch`.
+    The same bits only on the same backend and version. Shapes as `sample_batch`.
 
     Args:
         pool: (M, D) on the device; not looked at when `num_tasks` is null.

@@ -34,8 +34,8 @@ def find_run(store: Store, text: str) -> str:
     near = difflib.get_close_matches(text, there, n=len(there) or 1, cutoff=0)
     runs = _some([*near, *(name for name in there if name not in near)]) if there else "none"
     raise StoreError(
-        f"{store.url}: got no run {text!r}; expected one of those there ({runs}), or the beginning of its name "
-        f"or hash. `python -m icl.store ls {store.url}` lists them."
+        f"{store.url}: got no run {text!r}; expected one of those there ({runs}), or enough of its name or hash. "
+        f"`python -m icl.store ls {store.url}` lists them."
     )
 
 

@@ -73,7 +73,7 @@ def test_a_name_that_is_not_there_is_told_the_nearest(store: Store, tmp_path: Pa
     message = str(caught.value)
     assert f"({meant}, " in message
     assert "and 18 more" in message
-    with pytest.raises(StoreError, match=r"expected the beginning .*\(none\)"):
+    with pytest.raises(StoreError, match=r"expected one of those there \(none\)"):
         find_run(open_store(str(tmp_path / "empty")), "L2H2")
 
 

@@ -10,7 +10,14 @@ import torch
 from icl.core.backend import identical
 from icl.core.seeds import derive_generator, derive_key, derive_seed
 from icl.core.spec import EvaluationSpec, SeedsSpec, Spec, TaskSpec
-from icl.core.tasks import EVALUATION_SETS, sample_batch, sample_batches, sample_evaluation_batch, sample_task_pool
+from icl.core.tasks import (
+    EVALUATION_SETS,
+    sample_batch,
+    sample_batches,
+    sample_evaluation_batch,
+    sample_task_pool,
+    sample_training_batch,
+)
 from icl.testing import global_generators, tiny_spec, with_training
 
 
@@ -92,9 +99,7 @@ def test_any_step_is_addressable_and_chunks_are_stacks() -> None:
     assert stacked["xs"].shape == (4, 8, 4, 3)
     assert stacked["ys"].shape == (4, 8, 4, 1)
     for index in range(4):
-        batch = sample_batch(spec, 3 + index, pool)
-        del batch["ws"]  # which training does not read, and nobody uploads
-        assert identical({key: leaf[index] for key, leaf in stacked.items()}, batch)
+        assert identical({key: leaf[index] for key, leaf in stacked.items()}, sample_batch(spec, 3 + index, pool))
 
 
 def test_sampling_touches_no_global_generator() -> None:
@@ -127,11 +132,13 @@ def test_without_noise_the_targets_are_linear() -> None:
 def test_the_tasks_are_those_that_made_the_targets(num_tasks: int | None) -> None:
     spec = with_tasks(num_tasks, noise_variance=0.0)
     pool = sample_task_pool(spec)
-    for batch in (sample_batch(spec, 2, pool), *(sample_evaluation_batch(spec, s, pool) for s in EVALUATION_SETS)):
+    training = sample_training_batch(spec, 2, pool)
+    assert list(sample_batch(spec, 2, pool)) == ["xs", "ys"]  # what training reads, and no more is uploaded
+    for batch in (training, *(sample_evaluation_batch(spec, s, pool) for s in EVALUATION_SETS)):
         assert batch["ws"].shape == (len(batch["xs"]), 3)
         # Three products and two additions in float32.
         torch.testing.assert_close(batch["ys"], batch["xs"] @ batch["ws"][..., None], rtol=1e-6, atol=1e-6)
-    drawn = {tuple(w) for w in sample_batch(spec, 2, pool)["ws"].tolist()}
+    drawn = {tuple(w) for w in training["ws"].tolist()}
     assert pool is None or drawn <= {tuple(w) for w in pool.tolist()}
 
 
