@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 
 from icl.backends import get_backend
+from icl.backends.numerics import pinned_numerics
+from icl.backends.threads import resolve_threads
 from icl.core.backend import Backend, Tree
 from icl.core.errors import NonFiniteLossError
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import unflatten_params
+from icl.core.pace import Pace
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train, init_state
@@ -38,12 +41,16 @@ from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
 from icl.io.tensors import Metadata
 from icl.io.writer import Writer
+from icl.machine import allowed_cores, processor
 from icl.profiling import Profile, Profiler
 
 Progress = Callable[[int, Mapping[str, float]], None]
 logger = logging.getLogger("icl")
 SAVES_AT_ONCE = 8
-_RECORDED = ("CUDA_", "ICL_", "MKL_", "OMP_", "PJRT_", "TPU_", "XLA_")  # variables that place or change a computation
+_RECORDED = (  # beginnings of variables that place a computation, change it or slow it down
+    *("ATEN_", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "ICL_", "KMP_", "LIBTPU_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PJRT_", "PYTORCH_", "TORCH_", "TPU_", "XLA_"),
+)
 _TRACED = (1, 4)  # chunks: the first compiles and is not like the others
 
 
@@ -79,8 +86,23 @@ def execute(
     Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains this run),
         CheckpointError, NonFiniteLossError.
     """
+    threads = resolve_threads(spec.run.threads)
+    if (spec.run.threads or 0) > allowed_cores():
+        logger.warning("run.threads: %d share the %d cores allowed here: steps will be slow", threads, allowed_cores())
+    with pinned_numerics(threads=threads):
+        return _execute(spec, threads, allow_backend_change, should_stop, progress, trace)
+
+
+def _execute(
+    spec: Spec,
+    threads: int,
+    allow_backend_change: bool,
+    should_stop: Callable[[], bool],
+    progress: Progress,
+    trace: str | None,
+) -> Outcome:
     total = spec.training.total_steps
-    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
+    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision, threads=threads)
     run = open_run(open_store(spec.run.store), spec)
     if run.manifest.status() == "complete":
         with mirrored(spec, run.name, total, run.metrics) as mirror:
@@ -177,6 +199,7 @@ class _Session:
         self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
         self._spec, self._backend, self._run, self._progress, self._saved = spec, backend, run, progress, saved
         self._phase, self._submit = profiler.phase, writer.submit
+        self._pace, self._profile, self._last_reading = Pace(), profiler.profile, (saved, 0.0)
         self._measure = build_eval(spec, backend, pool)
         self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
@@ -194,6 +217,7 @@ class _Session:
         if save_state or step in self._checkpoint or step in self._evaluate or step in self._log:
             with self._phase("train"):
                 self._fetch_losses(step)
+            self._watch_pace(step)
             if self._losses:
                 row[TRAINING_LOSS] = float(self._losses[-1][-1])
         if step in self._evaluate:
@@ -218,6 +242,20 @@ class _Session:
             self._saved, self._losses, self._rows = step, [], {}
         if row:
             self._progress(step, row)
+
+    def _watch_pace(self, step: int) -> None:
+        """Say once when steps have become many times slower than they were."""
+        before, told = self._last_reading
+        seconds = self._profile["train"]["wall_seconds"]
+        self._last_reading = (step, seconds)
+        slow = self._pace.add(step - before, seconds - told) if step > before else None
+        if slow:
+            logger.warning(
+                "steps take %.3g ms, and took %.3g: something else uses this machine. If it uses the processor, stop "
+                "and go on with OMP_WAIT_POLICY=PASSIVE in the environment before PyTorch is loaded, which keeps the "
+                "bits, or train with `run.threads` 1, which does not. See docs/performance.md.",
+                *(1e3 * each for each in slow),
+            )
 
     def _fetch_losses(self, step: int) -> None:
         if not self._pending:
@@ -313,6 +351,8 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
         "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": processor(),
+        "cores": allowed_cores(),
         "command": sys.argv,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_RECORDED)},
         "versions": {package: version(package) for package in packages},

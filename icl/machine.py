@@ -1,12 +1,18 @@
-"""What this machine lets the process use: cores and memory, as affinity, containers and batch systems limit them."""
+"""What this machine is and lets the process use: cores and memory, as affinity, containers and batch systems say."""
 
+import hashlib
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_PROCESSORS = Path("/proc/cpuinfo")
+_KIND = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")  # on x86, then on ARM
+_INSTRUCTIONS = {"flags", "Features"}
 
 
 def allowed_cores() -> int:
@@ -22,6 +28,29 @@ def allowed_memory() -> int | None:
     with suppress(AttributeError, ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min((limit for limit in limits if limit > 0), default=None)
+
+
+def processor() -> str:
+    """The kind of processor: vendor, family, model, and a digest of the instructions it has."""
+    said: dict[str, str] = {}
+    with suppress(OSError):
+        for line in _PROCESSORS.read_text().partition("\n\n")[0].splitlines():
+            name, _, value = line.partition(":")
+            said[name.strip()] = value.strip()
+    if not said.keys() & _INSTRUCTIONS:  # not Linux, or a kind that it tells less of
+        return platform.processor() or platform.machine()
+    kind = " ".join(said[name] for name in _KIND if name in said)
+    instructions = " ".join(sorted(" ".join(said.get(name, "") for name in sorted(_INSTRUCTIONS)).split()))
+    return f"{kind} {hashlib.sha256(instructions.encode()).hexdigest()[:8]}"
+
+
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for each other, not spin: beside other processes spinning costs much.
+
+    It counts in a process that has not loaded PyTorch yet, and where the user has not set the variable.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _quotas() -> list[int]:

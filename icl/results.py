@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor, nn
 
+from icl.backends.numerics import pinned_numerics
 from icl.core.backend import Tree
 from icl.core.model import predict
 from icl.core.spec import ModelSpec, Spec
@@ -44,6 +45,7 @@ class Run:
         """The steps whose parameters are saved, ascending; step s holds s updates."""
         return self._directory.checkpoint_steps()
 
+    @pinned_numerics()
     def params(self, step: int) -> Tree:
         """The parameters after `step` updates: float32 CPU tensors by name.
 
@@ -51,6 +53,7 @@ class Run:
         """
         return self._directory.load_checkpoint(step)
 
+    @pinned_numerics()
     def model(self, step: int) -> "Predictor":
         """The model after `step` updates; `model(xs, ys)` is exactly `predict(spec.model, params, xs, ys)`."""
         return Predictor(self.spec.model, self.params(step))
@@ -59,6 +62,7 @@ class Run:
         """The manifest: when, where and with what each attempt began, and what those that ended counted."""
         return self._directory.manifest.attempts()
 
+    @pinned_numerics()
     def metrics(self) -> "pd.DataFrame":
         """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`).
 
@@ -74,10 +78,12 @@ class Run:
         table: pd.DataFrame = pd.DataFrame.from_dict(self._directory.metrics(), orient="index").rename_axis("step")
         return table
 
+    @pinned_numerics()
     def task_pool(self) -> Tensor | None:
         """The (M, D) pretraining tasks, or None for Gaussian tasks."""
         return sample_task_pool(self.spec)
 
+    @pinned_numerics()
     def evaluation_batch(self, evaluation_set: str) -> Tree:
         """The fixed batch, xs (B, K, D) and ys (B, K, 1), of the set "pretrain" or "true"."""
         return sample_evaluation_batch(self.spec, evaluation_set, self.task_pool())

@@ -37,8 +37,8 @@ class StrictBackend(CPUBackend):
     `host_reads` counts reads of values (`.item()`, `.tolist()`, branching on a tensor) inside compiled functions.
     """
 
-    def __init__(self, matmul_precision: str = "highest") -> None:
-        super().__init__(matmul_precision)
+    def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
+        super().__init__(matmul_precision, threads)
         self.host_reads = 0
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:

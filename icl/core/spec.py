@@ -227,9 +227,12 @@ class WandbSpec:
 
 @attrs.frozen(kw_only=True)
 class RunSpec:
-    """How and where: none of this changes a bit of the result, except that another `backend` rounds differently."""
+    """How and where: none of this changes a bit of the result, except that another `backend` rounds differently, and
+    so does the processor with another number of `threads`.
+    """
 
     backend: str = attrs.field(default="cpu", validator=_TEXT)
+    threads: int | None = attrs.field(default=None, validator=_optional(_integer(1, 1024)))
     store: str = attrs.field(default="runs", validator=_TEXT)
     checkpoint_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=50, linear=50))
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "testing": {"backends", "core"},
     "profiling": set(),
     "loop": {"backends", "core", "io", "machine", "profiling"},
-    "results": {"core", "io", "loop"},
+    "results": {"backends", "core", "io", "loop"},
     "stopping": set(),
     "attempt": {"core", "io", "loop", "stopping"},
     "run": {"attempt", "core", "io", "machine", "profiling", "stopping"},
