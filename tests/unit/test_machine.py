@@ -1,6 +1,7 @@
 """What a machine allows, read from control groups laid out as Linux does."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,15 @@ def test_a_processor_is_its_kind_and_its_instructions(
 def test_a_processor_without_a_file_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "none")
     assert machine.processor()
+
+
+def test_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    machine.let_threads_sleep()
+    assert "OMP_WAIT_POLICY" not in os.environ  # PyTorch is loaded: it would count for nothing, and say that it does
+    monkeypatch.delitem(sys.modules, "torch")
+    machine.let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    machine.let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
