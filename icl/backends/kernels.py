@@ -29,12 +29,13 @@ _digests: dict[str, str] = {}
 
 
 def kernels_digest(backend: Backend, setting: str) -> str:
-    """32 bits over one training step of each architecture, and whether numbers below the normal ones become zero.
+    """32 bits over one training step of each architecture, and over whether numbers too small to be normal become zero.
 
-    Two places with other digests train to other bits. It takes as long as some steps, once a process and setting.
+    Runs of other bits have other digests, as far as two steps can tell. It takes as long as some steps, once a process
+    and setting.
 
     Args:
-        setting: what the process can change about the backend and the kernels depend on, such as the number of threads.
+        setting: what a process can choose of the backend that the kernels depend on, such as the number of threads.
     """
     key = f"{backend.name} {setting}"
     if key not in _digests:
@@ -47,12 +48,16 @@ def kernels_digest(backend: Backend, setting: str) -> str:
 
 
 def _step(backend: Backend, spec: Spec) -> Tree:
-    state = init_state(spec) | {"step": torch.full((), _STEP, dtype=torch.int64)}
+    """What one update gives of moments that are zero and of numbers that are just normal."""
+    state = init_state(spec)
+    state |= {
+        "step": torch.tensor(_STEP),
+        "smallest": torch.full_like(state["params"], torch.finfo(torch.float32).tiny),
+    }
 
     def step(state: Tree, batch: Tree) -> Tree:
         new, metrics = train_step(spec, state, batch)
         return {**new, **metrics, "halved": state["smallest"] / 2}
 
-    state["smallest"] = torch.full_like(state["params"], torch.finfo(torch.float32).tiny)
     compiled = backend.compile(step)
     return backend.to_cpu(compiled(backend.to_device(state), backend.to_device(sample_batch(spec, 0, None))))

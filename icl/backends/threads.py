@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -55,11 +56,8 @@ def _thread_limit() -> int:
     return 2**31 - 1 if openmp is None else int(openmp.omp_get_thread_limit())
 
 
+@cache
 def _openmp() -> ctypes.CDLL | None:
     """The OpenMP library that PyTorch has loaded, None where it has none."""
     loaded = ctypes.CDLL(None)
-    try:
-        loaded.omp_get_dynamic  # noqa: B018
-    except AttributeError:
-        return None
-    return loaded
+    return loaded if hasattr(loaded, "omp_get_dynamic") else None
