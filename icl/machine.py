@@ -13,6 +13,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _PROCESSORS = Path("/proc/cpuinfo")
 _KIND = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")  # on x86, then on ARM
 _INSTRUCTIONS = {"flags", "Features"}
+_ARITHMETIC = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "fp", "asimd", "sve", "sme", "bf16", "i8mm")
 
 
 def allowed_cores() -> int:
@@ -31,7 +32,7 @@ def allowed_memory() -> int | None:
 
 
 def processor() -> str:
-    """The kind of processor: vendor, family, model, and a digest of the instructions it has."""
+    """The kind of processor: vendor, family, model, and a digest of the arithmetic instructions it has."""
     said: dict[str, str] = {}
     with suppress(OSError):
         for line in _PROCESSORS.read_text().partition("\n\n")[0].splitlines():
@@ -40,8 +41,9 @@ def processor() -> str:
     if not said.keys() & _INSTRUCTIONS:  # not Linux, or a kind that it tells less of
         return platform.processor() or platform.machine()
     kind = " ".join(said[name] for name in _KIND if name in said)
-    instructions = " ".join(sorted(" ".join(said.get(name, "") for name in sorted(_INSTRUCTIONS)).split()))
-    return f"{kind} {hashlib.sha256(instructions.encode()).hexdigest()[:8]}"
+    listed = " ".join(said[name] for name in sorted(said.keys() & _INSTRUCTIONS)).split()
+    arithmetic = sorted(name for name in listed if name.startswith(_ARITHMETIC))  # others tell of the kernel as well
+    return f"{kind} {hashlib.sha256(' '.join(arithmetic).encode()).hexdigest()[:8]}"
 
 
 def let_threads_sleep() -> None:

@@ -50,7 +50,7 @@ class CUDABackend:
 
     def describe(self) -> dict[str, str]:
         with self._pinned():
-            kernels = kernels_digest(self, str(self._device))
+            kernels = kernels_digest(self, f"{self._device} {self._matmul_precision}")
         return {
             "backend": self.name,
             "torch": str(torch.__version__),

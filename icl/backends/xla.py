@@ -157,7 +157,7 @@ class XLABackend:
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
-        """The spec's precision and no autograd, whatever the process has set; the precision of XLA's own products."""
+        """The spec's precision and no autograd, whatever the process has set."""
         from torch_xla.backends import get_mat_mul_precision, set_mat_mul_precision
 
         if get_mat_mul_precision() != _PRECISION[self._matmul_precision]:

@@ -227,9 +227,7 @@ class WandbSpec:
 
 @attrs.frozen(kw_only=True)
 class RunSpec:
-    """How and where: none of this changes a bit of the result, except that another `backend` rounds differently, and
-    so does the processor with another number of `threads`.
-    """
+    """How and where: it changes no bit, except that another `backend` or number of `threads` rounds differently."""
 
     backend: str = attrs.field(default="cpu", validator=_TEXT)
     threads: int | None = attrs.field(default=None, validator=_optional(_integer(1, 1024)))

@@ -63,7 +63,7 @@ def test_no_quota_is_minus_one_in_version_1(cgroups: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "changed"),
     [
-        ("vendor_id\t: X\ncpu family\t: 6\nmodel\t: 143\nflags\t: fma avx2\n\nprocessor: 1\nmodel\t: 9\n", "avx2"),
+        ("vendor_id\t: X\ncpu family\t: 6\nmodel\t: 143\nflags\t: pti fma avx2\n\nprocessor: 1\nmodel\t: 9\n", "avx2"),
         ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nFeatures\t: asimd sve\n", "sve"),
     ],
     ids=["x86", "arm"],
@@ -78,6 +78,7 @@ def test_a_processor_is_its_kind_and_its_instructions(
 
     assert told(text).startswith(("X 6 143 ", "0x41 0xd40 "))
     assert told(text) == told(text.replace("processor\t: 0", "processor\t: 7").replace("model\t: 9", "model\t: 3"))
+    assert told(text) == told(text.replace("pti ", ""))
     assert told(text) != told(text.replace(changed, ""))
 
 
