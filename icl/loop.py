@@ -8,25 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
-from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
 import attrs
 import orjson
-import torch
-from torch import Tensor
 
 from icl.backends import get_backend
+from icl.backends.numerics import pinned_numerics
+from icl.backends.threads import resolve_threads
 from icl.batches import batches_on_device
 from icl.core.backend import Backend, Tree
-from icl.core.errors import NonFiniteLossError
-from icl.core.metrics import TRAINING_LOSS
-from icl.core.model import unflatten_params
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train
 from icl.core.tasks import sample_task_pool
+from icl.effects import Effects
 from icl.io.codec import spec_to_data
 from icl.io.errors import StoreError
 from icl.io.mirror import describe_wandb, mirrored
@@ -36,12 +33,16 @@ from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
 from icl.io.writer import Writer
 from icl.late import compute_late, find_late
+from icl.machine import allowed_cores, processor
 from icl.profiling import Profile, Profiler
 from icl.resume import Progress, Setup, state_to_go_on_from
 
 logger = logging.getLogger("icl")
 SAVES_AT_ONCE = 8
-_RECORDED = ("CUDA_", "ICL_", "MKL_", "OMP_", "PJRT_", "TPU_", "XLA_")  # variables that place or change a computation
+_RECORDED = (  # beginnings of variables that place a computation, change it or slow it down
+    *("ATEN_", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "ICL_", "KMP_", "LIBTPU_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PJRT_", "PYTORCH_", "TORCH_", "TPU_", "XLA_"),
+)
 _TRACED = (1, 4)  # chunks: the first compiles and is not like the others
 
 
@@ -77,8 +78,23 @@ def execute(
     Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains this run),
         CheckpointError, NonFiniteLossError.
     """
+    threads = resolve_threads(spec.run.threads)
+    if (spec.run.threads or 0) > allowed_cores():
+        logger.warning("run.threads: %d share the %d cores allowed here: steps will be slow", threads, allowed_cores())
+    with pinned_numerics(threads=threads):
+        return _execute(spec, threads, allow_backend_change, should_stop, progress, trace)
+
+
+def _execute(
+    spec: Spec,
+    threads: int,
+    allow_backend_change: bool,
+    should_stop: Callable[[], bool],
+    progress: Progress,
+    trace: str | None,
+) -> Outcome:
     total = spec.training.total_steps
-    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision)
+    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision, threads=threads)
     run = open_run(open_store(spec.run.store), spec)
     if _is_done(run, spec):
         with mirrored(spec, run.name, total, run.metrics) as mirror:
@@ -166,9 +182,9 @@ def _train(
 def _fold(setup: Setup, profiler: Profiler, state: Tree, start: int, trace: str | None) -> tuple[int, bool]:
     """Train from `start` to the end, with every effect on the way; the last step, and whether a stop was asked for."""
     spec, backend, step, stopping = setup.spec, setup.backend, start, False
-    session = _Session(setup, profiler, saved=start)
+    effects = Effects(setup, profiler, saved=start)
     state = backend.to_device(state)
-    session.visit(start, state, save_state=False)
+    effects.visit(start, state, save_state=False)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
     batches = batches_on_device(spec, backend, setup.pool, start, chunks)
     with ExitStack() as tracing:
@@ -178,79 +194,14 @@ def _fold(setup: Setup, profiler: Profiler, state: Tree, start: int, trace: str 
             with profiler.phase("train"):
                 state, metrics = setup.advance(state, next(batches), length)
             step += length
-            session.add(metrics, length)
+            effects.add(metrics, length)
             stopping = step < spec.training.total_steps and setup.should_stop()
-            session.visit(step, state, save_state=stopping)
+            effects.visit(step, state, save_state=stopping)
             if index == _TRACED[1]:
                 tracing.close()
             if stopping:
                 break
     return step, stopping
-
-
-class _Session:
-    """What has been computed since the last saved state, and the effects due at a step."""
-
-    def __init__(self, setup: Setup, profiler: Profiler, saved: int) -> None:
-        plan = build_plan(setup.spec)
-        self._checkpoint, self._evaluate = frozenset(plan.checkpoint), frozenset(plan.evaluate)
-        self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
-        self._setup, self._phase, self._saved = setup, profiler.phase, saved
-        self._pending: list[tuple[Tensor, int]] = []
-        self._losses: list[Tensor] = []
-        self._rows: dict[int, dict[str, float]] = {}
-
-    def add(self, metrics: Tree, length: int) -> None:
-        """Keep the losses of a chunk of that length on the device until the next effect."""
-        self._pending.append((metrics[TRAINING_LOSS], length))
-
-    def visit(self, step: int, state: Tree, *, save_state: bool) -> None:
-        """Do what the plan says happens at `step`; with `save_state`, save the state there in any case."""
-        save_state = save_state or step in self._save_state
-        setup, row = self._setup, dict[str, float]()
-        if save_state or step in self._checkpoint or step in self._evaluate or step in self._log:
-            with self._phase("train"):
-                self._fetch_losses(step)
-            if self._losses:
-                row[TRAINING_LOSS] = float(self._losses[-1][-1])
-        if step in self._evaluate:
-            with self._phase("evaluate"):
-                self._rows[step] = setup.measure(state)
-            row |= self._rows[step]
-        if step in self._checkpoint:
-            with self._phase("save"):
-                params = setup.backend.to_cpu({"params": state["params"]})["params"]
-                _require_finite(params, step)
-                named = unflatten_params(setup.spec, params)
-                setup.writer.submit(
-                    partial(setup.run.save_checkpoint, step, named, setup.metadata), params.nbytes, alone=False
-                )
-        if save_state and step > self._saved:
-            with self._phase("save"):
-                kept = setup.backend.to_cpu(state)
-                _require_finite(kept["params"], step)
-                segment = (self._saved, step, torch.cat(self._losses), self._rows, setup.metadata)
-                setup.writer.submit(partial(setup.run.save_segment, *segment), segment[2].nbytes)
-                setup.writer.submit(
-                    partial(setup.run.save_state, step, kept, setup.metadata), 3 * kept["params"].nbytes
-                )
-            self._saved, self._losses, self._rows = step, [], {}
-        setup.progress(step, row)
-
-    def _fetch_losses(self, step: int) -> None:
-        if not self._pending:
-            return
-        fetched = self._setup.backend.to_cpu({str(i): losses for i, (losses, _) in enumerate(self._pending)})
-        losses = torch.cat([fetched[str(i)][:length] for i, (_, length) in enumerate(self._pending)])
-        bad = (~losses.isfinite()).nonzero()
-        if len(bad):
-            first = int(bad[0])
-            raise NonFiniteLossError(
-                f"training loss: got {float(losses[first])} at update {step - len(losses) + first + 1}; expected a "
-                "finite number. Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
-            )
-        self._losses.append(losses)
-        self._pending = []
 
 
 @contextmanager
@@ -264,14 +215,6 @@ def _failure_recorded(run: RunDir, attempt: str) -> Iterator[None]:
         raise
 
 
-def _require_finite(params: Tensor, step: int) -> None:
-    if not bool(params.isfinite().all()):
-        raise NonFiniteLossError(
-            f"parameters after update {step}: got values that are not finite; expected finite ones. "
-            "Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
-        )
-
-
 def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, object]:
     packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
     return {
@@ -281,6 +224,8 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
         "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": processor(),
+        "cores": allowed_cores(),
         "command": sys.argv,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_RECORDED)},
         "versions": {package: version(package) for package in packages},

@@ -1,12 +1,19 @@
-"""What this machine lets the process use: cores and memory, as affinity, containers and batch systems limit them."""
+"""What this machine is and lets the process use: cores and memory, as affinity, containers and batch systems say."""
 
+import hashlib
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_PROCESSORS = Path("/proc/cpuinfo")
+_KIND = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")  # on x86, then on ARM
+_INSTRUCTIONS = {"flags", "Features"}
+_ARITHMETIC = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "fp", "asimd", "sve", "sme", "bf16", "i8mm")
 
 
 def allowed_cores() -> int:
@@ -22,6 +29,30 @@ def allowed_memory() -> int | None:
     with suppress(AttributeError, ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min((limit for limit in limits if limit > 0), default=None)
+
+
+def processor() -> str:
+    """The kind of processor: vendor, family, model, and a digest of the arithmetic instructions it has."""
+    said: dict[str, str] = {}
+    with suppress(OSError):
+        for line in _PROCESSORS.read_text().partition("\n\n")[0].splitlines():
+            name, _, value = line.partition(":")
+            said[name.strip()] = value.strip()
+    if not said.keys() & _INSTRUCTIONS:  # not Linux, or a kind that it tells less of
+        return platform.processor() or platform.machine()
+    kind = " ".join(said[name] for name in _KIND if name in said)
+    listed = " ".join(said[name] for name in sorted(said.keys() & _INSTRUCTIONS)).split()
+    arithmetic = sorted(name for name in listed if name.startswith(_ARITHMETIC))  # others tell of the kernel as well
+    return f"{kind} {hashlib.sha256(' '.join(arithmetic).encode()).hexdigest()[:8]}"
+
+
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for each other, not spin: beside other processes spinning costs much.
+
+    It counts in a process that has not loaded PyTorch yet, and where the user has not set the variable.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _quotas() -> list[int]:

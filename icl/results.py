@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
+from icl.backends.numerics import pinned_numerics
 from icl.core.backend import Tree
 from icl.core.metrics import with_limits
 from icl.core.model import parameter_shapes
@@ -53,6 +54,7 @@ class Run:
         """The steps whose parameters are saved, ascending; step s holds s updates."""
         return self._directory.checkpoint_steps()
 
+    @pinned_numerics()
     def params(self, step: int) -> Tree:
         """The parameters after `step` updates: float32 CPU tensors by name, in the order of `parameter_shapes`.
 
@@ -61,6 +63,7 @@ class Run:
         loaded = self._directory.load_checkpoint(step)
         return {name: loaded[name] for name in parameter_shapes(self.spec)}
 
+    @pinned_numerics()
     def model(self, step: int) -> Predictor:
         """The model after `step` updates; `model(xs, ys)` is exactly `predict(spec.model, params, xs, ys)`."""
         return Predictor(self.spec, self.params(step))
@@ -69,6 +72,7 @@ class Run:
         """The manifest: when, where and with what each attempt began, and what those that ended counted."""
         return self._directory.manifest.attempts()
 
+    @pinned_numerics()
     def metrics(self) -> "pd.DataFrame":
         """One row a step that has any metric, indexed by `step`, one column a metric (see `icl.core.metrics`).
 
@@ -87,14 +91,17 @@ class Run:
         table: pd.DataFrame = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("step")
         return table
 
+    @pinned_numerics()
     def task_pool(self) -> Tensor | None:
         """The (M, D) pretraining tasks, or None for Gaussian tasks."""
         return sample_task_pool(self.spec)
 
+    @pinned_numerics()
     def evaluation_batch(self, evaluation_set: str) -> Tree:
         """The fixed batch of the set "pretrain" or "true": xs (B, K, D), ys (B, K, 1), and the tasks, ws (B, D)."""
         return sample_evaluation_batch(self.spec, evaluation_set, self.task_pool())
 
+    @pinned_numerics()
     def training_batch(self, step: int) -> Tree:
         """The batch on which the model after `step` updates is trained: xs (B, K, D), ys (B, K, 1), ws (B, D).
 

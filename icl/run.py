@@ -12,6 +12,7 @@ from icl.core.spec import Spec
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
+from icl.machine import let_threads_sleep
 from icl.stopping import StopRequest
 
 
@@ -99,6 +100,7 @@ def _check(spec: Spec) -> int:
 
 def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_stop: StopRequest) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    let_threads_sleep()
     # Imported here so that --name and --check need no torch.
     from tqdm.contrib.logging import logging_redirect_tqdm
 

@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -37,8 +37,8 @@ class StrictBackend(CPUBackend):
     `host_reads` counts reads of values (`.item()`, `.tolist()`, branching on a tensor) inside compiled functions.
     """
 
-    def __init__(self, matmul_precision: str = "highest") -> None:
-        super().__init__(matmul_precision)
+    def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
+        super().__init__(matmul_precision, threads)
         self.host_reads = 0
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
@@ -88,6 +88,52 @@ def global_generators() -> tuple[str, ...]:
     """Digests of the states of Python's, NumPy's and PyTorch's global random generators."""
     states = (random.getstate(), np.random.get_state(), torch.get_rng_state().tolist())
     return tuple(hashlib.sha256(repr(state).encode()).hexdigest() for state in states)
+
+
+@contextmanager
+def hostile_settings(*, older: bool) -> Iterator[None]:
+    """Whatever a process or a `with` can set that changes what PyTorch computes, at once; nothing is set before.
+
+    Args:
+        older: say the precision of products in the older of two ways, of which PyTorch refuses a mixture.
+    """
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.callback(torch.set_float32_matmul_precision, "highest")
+        if older:
+            torch.set_float32_matmul_precision("medium")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined, unused-ignore]
+        stack.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(threads + 1)
+        stack.callback(torch.set_default_dtype, torch.float32)
+        torch.set_default_dtype(torch.float64)
+        stack.callback(torch.use_deterministic_algorithms, False)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for setting in (torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()):
+            stack.enter_context(setting)
+        yield
+
+
+def process_settings() -> dict[str, object]:
+    """What `hostile_settings` sets, as it is now."""
+    try:
+        older: object = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set in the newer way
+        older = "mixed"
+    return {
+        "cuda": torch.backends.cuda.matmul.fp32_precision,
+        "mkldnn": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined, unused-ignore]
+        "older": older,
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "device": torch.empty(0).device,
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "inference": torch.is_inference_mode_enabled(),
+        "gradients": torch.is_grad_enabled(),
+    }
 
 
 def tiny_spec(**changes: Any) -> Spec:
@@ -226,15 +272,15 @@ class BackendContract:
         assert not torch.equal(draw(5), draw(6))
 
     def test_numerics_are_pinned_and_put_back(self, backend: Backend) -> None:
-        before = torch.get_float32_matmul_precision()
-        expected = self._train(backend, [4])
-        try:
-            torch.set_float32_matmul_precision("medium")
-            with torch.inference_mode():
-                assert identical(self._train(backend, [4]), expected)
-            assert torch.get_float32_matmul_precision() == "medium"
-        finally:
-            torch.set_float32_matmul_precision(before)
+        state, batches = init_state(self.spec), self._batches(0, 4)
+        plain = self._train(backend, [4])
+        for older in (False, True):
+            with hostile_settings(older=older):
+                before = process_settings()
+                new, _ = build_train(self.spec, backend)(backend.to_device(state), backend.to_device(batches), 4)
+                found = backend.to_cpu(new)
+                assert process_settings() == before
+            assert identical(found, plain)
 
     def test_evaluation_agrees_with_the_reference(self, backend: Backend) -> None:
         pool = sample_task_pool(self.spec)

@@ -9,11 +9,12 @@ from icl.core.errors import BackendUnavailableError
 _ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
 
 
-def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:
+def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | None = None) -> Backend:
     """The backend of that name, ready to run.
 
     Args:
         matmul_precision: `training.matmul_precision` of the spec; a backend obeys it or refuses.
+        threads: `run.threads` of the spec, of PyTorch's kernels on the host; None leaves them to PyTorch.
 
     Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
     """
@@ -21,8 +22,8 @@ def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:
         known = ", ".join(sorted(_ADAPTERS))
         raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
     module = importlib.import_module(f"icl.backends.{name}")
-    adapter: Callable[[str], Backend] = getattr(module, _ADAPTERS[name])
-    return adapter(matmul_precision)
+    adapter: Callable[[str, int | None], Backend] = getattr(module, _ADAPTERS[name])
+    return adapter(matmul_precision, threads)
 
 
 def available_backends() -> dict[str, str]:

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Generator
 from torch.profiler import ProfilerActivity
 
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
+from icl.backends.kernels import kernels_digest
+from icl.backends.numerics import pinned_numerics
+from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
 from icl.core.errors import BackendUnavailableError
 
@@ -17,21 +21,25 @@ class CPUBackend:
 
     name = "cpu"
 
-    def __init__(self, matmul_precision: str = "highest") -> None:
+    def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
         if matmul_precision != "highest":
             raise BackendUnavailableError(
                 f"backend cpu: got matmul_precision {matmul_precision!r}; expected 'highest', whose result does not "
                 "depend on the kind of processor. Set `training.matmul_precision` or choose another backend."
             )
         self._matmul_precision = matmul_precision
+        self._threads = resolve_threads(threads)
+        self._pinned = partial(pinned_numerics, matmul_precision, threads=self._threads)
         self._generator = Generator()
 
     def describe(self) -> dict[str, str]:
+        with self._pinned():
+            kernels = kernels_digest(self, f"{self._threads} threads")
         return {
             "backend": self.name,
             "torch": str(torch.__version__),
-            "threads": str(torch.get_num_threads()),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "threads": str(self._threads),
+            "kernels": kernels,
             "matmul_precision": self._matmul_precision,
         }
 
@@ -46,10 +54,10 @@ class CPUBackend:
         return self._generator.manual_seed(seed)
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
-        return compile_eagerly(fn, self._matmul_precision)
+        return compile_eagerly(fn, self._pinned)
 
     def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
-        return compile_steps_eagerly(step, num_steps, self._matmul_precision)
+        return compile_steps_eagerly(step, num_steps, self._pinned)
 
     def counters(self) -> dict[str, float]:
         return {}

@@ -1,14 +1,18 @@
 """The CUDA backend: eager PyTorch with deterministic algorithms; nothing inside a chunk waits for the host."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Generator
 from torch.profiler import ProfilerActivity
 
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
+from icl.backends.kernels import kernels_digest
+from icl.backends.numerics import pinned_numerics
+from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
 from icl.core.errors import BackendUnavailableError
 
@@ -21,7 +25,7 @@ class CUDABackend:
 
     name = "cuda"
 
-    def __init__(self, matmul_precision: str = "highest") -> None:
+    def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
         if torch.version.cuda is None:
             raise BackendUnavailableError(
                 f"backend cuda: got torch {torch.__version__} without CUDA; expected a CUDA build. "
@@ -40,14 +44,20 @@ class CUDABackend:
             )
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._matmul_precision = matmul_precision
+        threads = resolve_threads(threads)  # of what runs on the host
+        self._pinned = partial(pinned_numerics, matmul_precision, threads=threads, deterministic=True)
         self._generator = Generator(self._device)
 
     def describe(self) -> dict[str, str]:
+        with self._pinned():
+            kernels = kernels_digest(self, f"{self._device} {self._matmul_precision}")
         return {
             "backend": self.name,
             "torch": str(torch.__version__),
             "device": torch.cuda.get_device_name(self._device),
+            "capability": "{}.{}".format(*torch.cuda.get_device_capability(self._device)),
             "cuda": str(torch.version.cuda),
+            "kernels": kernels,
             "matmul_precision": self._matmul_precision,
         }
 
@@ -64,16 +74,10 @@ class CUDABackend:
         return self._generator.manual_seed(seed)
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
-        return _deterministic(compile_eagerly(fn, self._matmul_precision))
+        return compile_eagerly(fn, self._pinned)
 
     def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
-        advance = compile_steps_eagerly(step, num_steps, self._matmul_precision)
-
-        def deterministic(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
-            with _deterministic_algorithms():
-                return advance(state, batches, length)
-
-        return deterministic
+        return compile_steps_eagerly(step, num_steps, self._pinned)
 
     def counters(self) -> dict[str, float]:
         return {}
@@ -83,24 +87,3 @@ class CUDABackend:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
-
-
-@contextmanager
-def _deterministic_algorithms() -> Iterator[None]:
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-
-
-def _deterministic(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    def compiled(*trees: Tree) -> Tree:
-        with _deterministic_algorithms():
-            return fn(*trees)
-
-    return compiled

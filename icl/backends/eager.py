@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeAlias
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -11,17 +12,8 @@ from icl.backends.shapes import BoundShapes, check_chunk
 from icl.core.backend import Advance, Step, Tree
 from icl.core.step import fold_steps
 
-
-@contextmanager
-def pinned_numerics(matmul_precision: str) -> Iterator[None]:
-    """Run with the spec's float32 matmul precision and autograd off, whatever the process has set; put it back."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(matmul_precision)
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+Pinned: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""The settings that a backend's functions run under: `icl.backends.numerics.pinned_numerics` with its own."""
 
 
 @contextmanager
@@ -33,19 +25,19 @@ def trace_eagerly(directory: str, activities: Iterable[ProfilerActivity]) -> Ite
     recorded.export_chrome_trace(os.path.join(directory, "trace.json"))
 
 
-def compile_eagerly(fn: Callable[..., Tree], matmul_precision: str) -> Callable[..., Tree]:
+def compile_eagerly(fn: Callable[..., Tree], pinned: Pinned) -> Callable[..., Tree]:
     """`fn` without autograd, bound to the shapes of its first call."""
     bound = BoundShapes()
 
     def compiled(*trees: Tree) -> Tree:
         bound.check(*trees)
-        with pinned_numerics(matmul_precision):
+        with pinned(), torch.no_grad():
             return fn(*trees)
 
     return compiled
 
 
-def compile_steps_eagerly(step: Step, num_steps: int, matmul_precision: str) -> Advance:
+def compile_steps_eagerly(step: Step, num_steps: int, pinned: Pinned) -> Advance:
     """`fold_steps` of `step`, bound to `num_steps` and to the shapes of the first call."""
     bound = BoundShapes()
 
@@ -53,7 +45,7 @@ def compile_steps_eagerly(step: Step, num_steps: int, matmul_precision: str) -> 
         check_chunk(batches, num_steps, length)
         bound.check(state, batches)
         # A clone starts on an aligned address, so that no kernel's choice depends on where in a chunk a step lies.
-        with pinned_numerics(matmul_precision):
+        with pinned(), torch.no_grad():
             return fold_steps(
                 lambda state, batch: step(state, {k: v.clone() for k, v in batch.items()}), state, batches, length
             )

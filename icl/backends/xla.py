@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from icl.backends.numerics import pinned_numerics
 from icl.backends.shapes import BoundShapes, check_chunk
+from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
 from icl.core.errors import BackendUnavailableError
+from icl.machine import processor
 
 _COUNTED = (  # our name, that of torch_xla's metric, and None to count it or the unit of its total
     ("compilations", "CompileTime", None),
@@ -36,7 +39,7 @@ class XLABackend:
 
     name = "xla"
 
-    def __init__(self, matmul_precision: str = "highest") -> None:
+    def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
         torch_xla, self._kind = _import_for_device()
         if self._kind == "CPU" and matmul_precision != "highest":
             raise BackendUnavailableError(
@@ -46,6 +49,7 @@ class XLABackend:
         # It advises against changing the precision; here every program is traced under its own and keeps it.
         logging.getLogger("torch_xla.backends").setLevel(logging.ERROR)
         self._matmul_precision = matmul_precision
+        self._threads = resolve_threads(threads)  # of what runs on the host
         if self._kind == "TPU":
             _initialize_cache(matmul_precision)
         self._device = _open_device(torch_xla, self._kind)
@@ -63,7 +67,7 @@ class XLABackend:
             "flags": " ".join(filter(None, map(os.environ.get, _FLAGS))).strip(),
         }
         if self._kind == "CPU":  # its kernels are compiled for this processor and divide their work among its cores
-            described["instructions"] = torch.backends.cpu.get_cpu_capability()
+            described["processor"] = processor()
             described["cores"] = str(len(os.sched_getaffinity(0)))
             return described
         attributes = xr.global_runtime_device_attributes()[0]
@@ -111,9 +115,9 @@ class XLABackend:
         def advance(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
             check_chunk(batches, num_steps, length)
             bound.check(state, batches)
-            if length not in self._lengths:
-                self._lengths[length] = self.to_device({"length": torch.tensor(length)})["length"]
             with self._tracing():
+                if length not in self._lengths:
+                    self._lengths[length] = self.to_device({"length": torch.tensor(length)})["length"]
                 if not built:
                     built.append(FoldProgram(step, state, batches, self._device))
                 new, metrics = built[0](state, batches, self._lengths[length])
@@ -158,7 +162,7 @@ class XLABackend:
 
         if get_mat_mul_precision() != _PRECISION[self._matmul_precision]:
             set_mat_mul_precision(_PRECISION[self._matmul_precision])
-        with torch.inference_mode(False), torch.no_grad():
+        with pinned_numerics(threads=self._threads), torch.no_grad():
             yield
 
 

@@ -28,9 +28,9 @@ def identical(one: Tree, other: Tree) -> bool:
 
 
 def description_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """How two descriptions of a backend differ, e.g. ["threads 2 -> 1"]; what only one of them tells does not count.
+    """What two descriptions of a backend say differently, as in "threads 2 -> 1", in the order of the names.
 
-    An earlier version told other things of a backend; its stores are gone on with.
+    What only one of them names does not count: it was not described yet, or is no longer.
     """
     return [f"{key} {then[key]} -> {now[key]}" for key in sorted(then.keys() & now.keys()) if then[key] != now[key]]
 
@@ -45,6 +45,7 @@ class Backend(Protocol):
         4. A compiled function called with other shapes or dtypes raises; it never recompiles silently.
         5. Results belong to the caller: no later call changes them. `compile_steps` consumes the state it is given.
         6. No global random generator is read or written.
+        7. No setting of the process (autocast, a default device or dtype, precision, ...) changes a bit or is changed.
     """
 
     @property
@@ -53,7 +54,7 @@ class Backend(Protocol):
         ...
 
     def describe(self) -> dict[str, str]:
-        """Everything that may change the bits of a run here: device, package versions, threads, precision."""
+        """Everything that may change the bits of a run here: device, package versions, threads, kernels, precision."""
         ...
 
     def to_device(self, tree: Tree) -> Tree:

@@ -262,9 +262,10 @@ class WandbSpec:
 
 @attrs.frozen(kw_only=True, field_transformer=_with_plain_values)
 class RunSpec:
-    """How and where: none of this changes a bit of the result, except that another `backend` rounds differently."""
+    """How and where: it changes no bit, except that another `backend` or number of `threads` rounds differently."""
 
     backend: str = attrs.field(default="cpu", validator=_TEXT)
+    threads: int | None = attrs.field(default=None, validator=optional(integer(1, 1024)))
     store: str = attrs.field(default="runs", converter=_path, validator=_TEXT)
     checkpoint_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=50, linear=50))
     evaluate_at: StepsSpec = attrs.field(factory=lambda: StepsSpec(log=100, linear=100))

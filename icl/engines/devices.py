@@ -16,7 +16,8 @@ from icl.core.errors import BackendUnavailableError, SpecError
 
 Kind = Literal["cpu", "cuda", "tpu"]
 _FIRST_PORT = 8476  # the one libtpu itself begins with
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# One thread, unless `run.threads` says more; those then sleep while they wait, since the cores are shared.
+_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _VISIBLE: dict[Kind, tuple[str, ...]] = {
     "cpu": (),
     "cuda": ("CUDA_VISIBLE_DEVICES",),

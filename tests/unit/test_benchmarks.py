@@ -13,6 +13,7 @@ from benchmarks.user_loop import UserLoop
 from icl.core.spec import ModelSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.core.tasks import sample_batches
 from icl.io.codec import encode_spec, with_run
+from icl.machine import allowed_cores
 from icl.testing import tiny_spec, with_training
 from tests.contract.test_backends import XLA_WHEELS
 
@@ -58,6 +59,14 @@ def test_train_step_runs(tiny: str) -> None:
 def test_baselines_runs() -> None:
     result = run_benchmark("benchmarks.baselines", "--largest", "2", "--batch-size", "3")
     assert [row["log2_tasks"] for row in result["pools"]] == [0, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_busy_machine_runs(tiny: str) -> None:
+    result = run_benchmark(
+        "benchmarks.busy_machine", "--spec", tiny, "--blocks", "2", "--steps", "2", "--beside", "openmp"
+    )
+    waiting = [row["waiting"] for row in result["rows"]]  # type: ignore[attr-defined]
+    assert waiting == ["-", "spinning", "passive"][: 1 if allowed_cores() == 1 else None]
 
 
 @pytest.mark.skipif(not XLA_WHEELS, reason="torch_xla has wheels for Linux on x86_64 only")

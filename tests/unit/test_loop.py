@@ -175,14 +175,14 @@ class OtherBackend(CPUBackend):
     """A backend that says it is another machine."""
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"instructions": "another"}
+        return super().describe() | {"kernels": "another"}
 
 
 def test_another_backend_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
     spec = with_run(SPEC, store=store_url)
     execute(spec, should_stop=stop_after(3))
     monkeypatch.setattr("icl.loop.get_backend", lambda *_, **__: OtherBackend())
-    with pytest.raises(CheckpointError, match=r"instructions .* -> another.*--allow-backend-change"):
+    with pytest.raises(CheckpointError, match=r"kernels .* -> another.*--allow-backend-change"):
         execute(spec)
     outcome = execute(spec, allow_backend_change=True)
     assert outcome.status == "complete"

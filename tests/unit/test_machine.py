@@ -1,6 +1,7 @@
 """What a machine allows, read from control groups laid out as Linux does."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,42 @@ def test_version_1(cgroups: Path) -> None:
 def test_no_quota_is_minus_one_in_version_1(cgroups: Path) -> None:
     lay(cgroups, "1:cpu:/\n", cpu__cpu_dot_cfs_quota_us="-1\n", cpu__cpu_dot_cfs_period_us="100000\n")
     assert machine.allowed_cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("vendor_id\t: X\ncpu family\t: 6\nmodel\t: 143\nflags\t: pti fma avx2\n\nprocessor: 1\nmodel\t: 9\n", "avx2"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nFeatures\t: asimd sve\n", "sve"),
+    ],
+    ids=["x86", "arm"],
+)
+def test_a_processor_is_its_kind_and_its_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, changed: str
+) -> None:
+    def told(said: str) -> str:
+        (tmp_path / "cpuinfo").write_text(said)
+        monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "cpuinfo")
+        return machine.processor()
+
+    assert told(text).startswith(("X 6 143 ", "0x41 0xd40 "))
+    assert told(text) == told(text.replace("processor\t: 0", "processor\t: 7").replace("model\t: 9", "model\t: 3"))
+    assert told(text) == told(text.replace("pti ", ""))
+    assert told(text) != told(text.replace(changed, ""))
+
+
+def test_a_processor_without_a_file_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "none")
+    assert machine.processor()
+
+
+def test_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    machine.let_threads_sleep()
+    assert "OMP_WAIT_POLICY" not in os.environ  # PyTorch is loaded: it would count for nothing, and say that it does
+    monkeypatch.delitem(sys.modules, "torch")
+    machine.let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    machine.let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
