@@ -27,6 +27,7 @@ def verify_run(run: RunDir) -> Iterator[str]:
         yield str(error)
     run = attrs.evolve(run, spec=spec)
     yield from _caught(_strays(run))
+    yield from _caught(_owner_faults(run))
     damage = [fault for folder in KINDS for fault in _caught(_tensor_faults(run, folder))]
     damage += [*_caught(_attempt_faults(run)), *_caught(_completion_faults(run))]
     yield from damage
@@ -45,6 +46,17 @@ def _caught(faults: Iterator[str]) -> Iterator[str]:
 def _strays(run: RunDir) -> Iterator[str]:
     for stray in sorted(set(run.store.list(run.name)) - _KNOWN):
         yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(_KNOWN))}."
+
+
+def _owner_faults(run: RunDir) -> Iterator[str]:
+    """Heartbeats that cannot be read, so that nobody can train the run."""
+    for name in run.store.list(f"{run.name}/owner"):
+        try:
+            run.store.read(f"{run.name}/owner/{name}")
+        except MissingObjectError:  # an owner that has just ended
+            continue
+        except CheckpointError as error:
+            yield str(error)
 
 
 def _tensor_faults(run: RunDir, folder: str) -> Iterator[str]:
