@@ -67,12 +67,15 @@ class RunDir:
         )
 
     def save_state(self, step: int, state: Tree, metadata: Metadata) -> None:
-        """Publish the state to resume from at `step`, then remove those older than the newest two that are intact."""
+        """Publish the state to resume from at `step`, then remove those older than the newest two that are intact.
+
+        Where nothing may be removed they all stay.
+        """
         self._publish("state", step, state, metadata)
         intact = 0
         for saved in reversed(self.state_steps()):
             if intact == _KEPT_STATES:
-                self.store.delete(self.step_path("state", saved))
+                self.store.discard(self.step_path("state", saved))
             elif saved == step or self._is_intact("state", saved):
                 intact += 1
 

@@ -54,7 +54,7 @@ def test_a_deletion_may_be_repeated(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "..", "a/../../b", "./a", "a\\b", "a\0b"])
 def test_a_path_cannot_leave_the_store(store: Store, path: str) -> None:
-    for operation in (store.read, store.delete, lambda p: store.create(p, b""), lambda p: store.replace(p, b"")):
+    for operation in (store.read, store.delete, lambda p: store.create(p, b"")):
         with pytest.raises(StoreError, match="expected relative parts"):
             operation(path)
 
@@ -112,17 +112,8 @@ def test_any_filesystem_that_creates_exclusively_will_do() -> None:
     assert store.create("run/a", b"1")
     assert not store.create("run/a", b"2")
     assert (store.read("run/a"), store.list()) == (b"1", ["run"])
-    store.replace("run/a", b"3")
-    assert store.read("run/a") == b"3"
     with pytest.raises(MissingObjectError):
         store.read("run/b")
-
-
-def test_replacing_needs_nothing_there(store: Store) -> None:
-    for data in (b"1", b"2"):
-        store.replace("run/beat", data)
-        assert store.read("run/beat") == data
-    assert store.list("run") == ["beat"]
 
 
 def test_many_reads_come_in_order(store: Store) -> None:
