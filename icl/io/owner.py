@@ -55,10 +55,16 @@ def owned(
         yield Ownership()
         return
     folder = f"{name}/owner"
-    with presence.announced() as token:
-        beat = {"every": every, "token": token, **_this_process()}
-        number = _claim(store, folder, beat, should_stop)
+    with presence.announced() as process:
+        beat = {"every": every, "token": process.token, **_this_process()}
+        process.remembered = True  # from now on a heartbeat may be there, also after a failure
+        try:
+            number = _claim(store, folder, beat, should_stop)
+        except RunOwnedError:
+            process.remembered = False
+            raise
         if number is None:
+            process.remembered = False
             yield Ownership(lost=True)
             return
         ownership = Ownership(number=number)
@@ -69,7 +75,7 @@ def owned(
         try:
             yield ownership
         except (StoreError, CheckpointError) as error:
-            if ownership.lost or _is_taken_over(store, folder, token):
+            if ownership.lost or _is_taken_over(store, folder, process.token):
                 raise RunOwnedError(
                     f"{store.url}/{folder}: got another owner, since this process was silent, and then: {error} "
                     "Expected no other process on this run. Nothing saved is harmed; run again to see who owns it."
@@ -80,6 +86,7 @@ def owned(
             thread.join(_GOODBYE_SECONDS)
             with suppress(StoreError):
                 _release(store, folder, beat, ownership.number)
+                process.remembered = False
 
 
 @attrs.frozen

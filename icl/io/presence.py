@@ -14,20 +14,31 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal
 
+import attrs
+
 _FOLDER = "/dev/shm"  # in memory on every Linux; where it is missing nothing is ever proved
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
+@attrs.define
+class Announcement:
+    """A token, and whether its lock is to be left for others to find free."""
+
+    token: str
+    remembered: bool = False
+
+
 @contextmanager
-def announced() -> Iterator[str]:
+def announced() -> Iterator[Announcement]:
     """A new token, whose lock this process holds while inside."""
-    token = secrets.token_hex(8)
-    descriptor = _hold(token)
+    announcement = Announcement(secrets.token_hex(8))
+    descriptor = _hold(announcement.token)
     try:
-        yield token
+        yield announcement
     finally:
         if descriptor is not None:
-            _remove(token)
+            if not announcement.remembered:
+                _remove(announcement.token)
             os.close(descriptor)
 
 
@@ -36,7 +47,7 @@ def this_process() -> str:
     """The token of this process, announced until it ends."""
     held = ExitStack()
     atexit.register(held.close)
-    return held.enter_context(announced())
+    return held.enter_context(announced()).token
 
 
 def look(token: object) -> Literal["alive", "ended", "unknown"]:
