@@ -20,6 +20,7 @@ from icl.core.errors import BackendUnavailableError, SpecError
 from icl.core.spec import WandbSpec
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
+from icl.io.place import is_local, place_of
 from icl.io.sweepfile import Sweep, inline_sweep, load_sweep
 from icl.sweep import main as sweep_command
 
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _do(options: argparse.Namespace) -> int:
     sweep = load_sweep(options.file, store=options.store)
     store = sweep.store
-    if "://" not in store or store.startswith(("memory:", "file:")):
+    if is_local(place_of(store)) or store.startswith("memory:"):
         raise SpecError(f"--store: got {store}; expected one that every VM reaches, as gs://bucket/runs.")
     folder = session_of(sweep.name, store).folder / "fleet"
     if options.command == "up":

@@ -11,6 +11,7 @@ from icl.core.errors import SpecError
 from icl.io.codec import spec_to_data
 from icl.io.lookup import find_run
 from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
+from icl.io.place import place_of
 from icl.io.store import Store, open_store
 
 
@@ -110,8 +111,8 @@ def _import(store: Store, url: str) -> int:
 
     source = open_store(url, create=False)
     if is_run_folder(source):
-        parent, _, name = url.rstrip("/").rpartition("/")
-        run, _ = read_run(open_store(parent or ".", create=False), name)
+        parent, _, name = place_of(url).rpartition("/")
+        run, _ = read_run(open_store(parent or "/", create=False), name)
         _print(f"{name}: {copy_run(run, store)} objects in {store.url}")
     else:
         run, count = import_checkpoints(source, store)

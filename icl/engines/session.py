@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from icl.core.errors import SpecError
+from icl.io.place import place_of
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
 _POLL_SECONDS = 0.1
@@ -115,8 +116,3 @@ def session_of(sweep: str, store: str) -> Session:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     digest = hashlib.sha256(place_of(store).encode()).hexdigest()[:8]
     return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")
-
-
-def place_of(store: str) -> str:
-    """A store's URL, wherever it is read from."""
-    return store if "://" in store else os.path.abspath(store)

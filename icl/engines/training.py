@@ -14,10 +14,10 @@ from icl.core.spec import WandbSpec
 from icl.engines.devices import Device, Kind, default_devices, default_kind, held, parse_devices
 from icl.engines.local import LocalEngine
 from icl.engines.ray import run_on_ray
-from icl.engines.session import place_of
 from icl.engines.wandb import register_sweep, run_agents
 from icl.engines.wandb_agent import AgentTask
 from icl.engines.work import Work, count_words
+from icl.io.place import place_of
 from icl.io.states import RunState, run_states
 from icl.io.store import Store
 from icl.io.sweepfile import Sweep

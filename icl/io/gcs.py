@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 from typing import Any
 
 import fsspec
@@ -17,7 +18,8 @@ _LOGIN = (
     "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key "
     "file; on a Google Cloud machine give it a service account."
 )
-_ROLE = "Give the account the role Storage Object User (roles/storage.objectUser) on the bucket."
+_ROLE = "Give the account {}, as the role Storage Object User (roles/storage.objectUser) on the bucket does."
+_PERMISSION = re.compile(r"\bstorage\.\w+\.\w+")
 _LATER = "What was saved before is intact; run again later."
 
 
@@ -61,12 +63,12 @@ def create(files: Any, path: str, data: bytes) -> bool:
         files.pipe_file(path, data, mode="create", chunksize=len(data) + 1, consistency="md5")
     except FileExistsError:
         return False
+    except OSError as error:
+        # An account that may not delete may be told so, instead of that the name is taken.
+        if _forbidden(error) is not None and files.exists(path):
+            return False
+        raise
     return True
-
-
-def replace(files: Any, path: str, data: bytes) -> None:
-    """One request over what is there."""
-    files.pipe_file(path, data, chunksize=len(data) + 1)
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -98,8 +100,9 @@ def explain(error: Exception) -> tuple[type[StoreError], str, str]:
         return StoreError, f"credentials that are not accepted ({reason})", _LOGIN
     if isinstance(error, FileNotFoundError):
         return MissingObjectError, "no such bucket or object", "Check the bucket, the store and the run's name."
-    if isinstance(error, OSError) and reason.startswith("Forbidden"):
-        return StoreError, "permission denied (403)", _ROLE
+    forbidden = _forbidden(error)
+    if forbidden is not None:
+        return StoreError, f"permission denied (403{forbidden and ': '}{forbidden})", _remedy(forbidden)
     code = getattr(error, "code", None)
     if code is not None and str(code) == "401":
         return StoreError, "credentials that are not accepted (401)", _LOGIN
@@ -112,3 +115,17 @@ def explain(error: Exception) -> tuple[type[StoreError], str, str]:
     if isinstance(error, ValueError):
         return StoreError, f"an answer that makes no sense ({reason})", "Correct the store."
     return TransientStoreError, f"no proper answer from any try ({type(error).__name__}: {reason})", _LATER
+
+
+def _forbidden(error: Exception) -> str | None:
+    """What Google says is forbidden, if that is the failure."""
+    first, _, words = str(error).partition("\n")
+    return words.strip() if isinstance(error, OSError) and first.startswith("Forbidden") else None
+
+
+def _remedy(forbidden: str) -> str:
+    """A role only where a permission is missing; it is no help against a bucket's retention policy or a hold."""
+    permission = _PERMISSION.search(forbidden)
+    if forbidden and permission is None:
+        return "Ask who keeps the bucket to allow it, or choose another store."
+    return _ROLE.format(permission[0] if permission else "the permission")

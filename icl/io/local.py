@@ -5,21 +5,20 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from icl.io import presence
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError, TransientStoreError
 
 TEMPORARY = ".tmp-"
-_LEFTOVER = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>[1-9]\d{0,8})-[0-9a-f]{16}")
+# The writer is a token of icl.io.presence; 0.1.0 wrote its host and process instead, which prove nothing.
+_LEFTOVER = re.compile(r"\.tmp-(?P<writer>[0-9a-f]{16}|.+-[1-9]\d{0,8})-[0-9a-f]{16}")
 _ABANDONED_AFTER = 86_400.0  # seconds; no writer takes a day over one object
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EMLINK}  # from opening links, sockets, absent devices
@@ -107,33 +106,22 @@ def create(files: LocalFileSystem, path: str, data: bytes) -> bool:
             raise OSError(errno.ENOTSUP, "a filesystem without hard links") from error
         raise
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
+        _remove(aside)
     _flush_folder(os.path.dirname(path))  # also when another writer was first: it may have died before its own flush
     return published
 
 
-def replace(files: LocalFileSystem, path: str, data: bytes) -> None:
-    """Write aside, then rename over what is there."""
-    aside = _write_aside(path, data)
-    try:
-        os.replace(aside, path)
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
-        raise
-
-
 def discard_leftovers(folder: str) -> None:
-    """Remove what writers left unfinished in a folder when they are dead on this host or a day late."""
-    for leftover in Path(folder).glob(f"{TEMPORARY}*"):
-        writer = _LEFTOVER.fullmatch(leftover.name)
-        if writer is None:
-            continue
-        dead = writer["host"] == socket.gethostname() and not _alive(int(writer["pid"]))
+    """Remove what writers left unfinished in a folder when they are known to have ended, or are a day late.
+
+    The day is by the clock of the filesystem, which may be another machine's.
+    """
+    for name in _leftovers(folder):
+        leftover = f"{folder}/{name}"
+        writer = _LEFTOVER.fullmatch(name)
         with suppress(OSError):
-            if dead or time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER:
-                leftover.unlink()
+            if writer and (presence.look(writer["writer"]) == "ended" or _age(leftover) > _ABANDONED_AFTER):
+                os.unlink(leftover)
 
 
 def create_in_memory(files: MemoryFileSystem, path: str, data: bytes) -> bool:
@@ -149,17 +137,43 @@ def _write_aside(path: str, data: bytes) -> str:
     """A finished and flushed temporary file in the folder of `path`."""
     folder = os.path.dirname(path)
     _make_folders(folder)
-    aside = f"{folder}/{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    aside = _temporary(folder)
     try:
         with open(aside, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
+        _remove(aside)
         raise
     return aside
+
+
+def _temporary(folder: str) -> str:
+    return f"{folder}/{TEMPORARY}{presence.this_process()}-{secrets.token_hex(8)}"
+
+
+def _remove(aside: str) -> None:
+    """What cannot be removed stays: what counts has another name."""
+    with suppress(OSError):
+        os.unlink(aside)
+
+
+def _leftovers(folder: str) -> list[str]:
+    with suppress(OSError):
+        return [name for name in os.listdir(folder) if name.startswith(TEMPORARY)]
+    return []
+
+
+def _age(path: str) -> float:
+    """Seconds since a file was last written, compared with one that is written now beside it."""
+    now = _temporary(os.path.dirname(path))
+    with open(now, "xb"):
+        pass
+    try:
+        return os.stat(now).st_mtime - os.stat(path).st_mtime
+    finally:
+        _remove(now)
 
 
 def _make_folders(folder: str) -> None:
@@ -177,13 +191,3 @@ def _flush_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,42 +1,43 @@
 """Who trains a run: a heartbeat that spares work done twice. The results are right without it.
 
-An owner publishes `owner/<epoch>.json`, each epoch once, and changes it in every interval. A newcomer that sees it
-change lets the owner be; one that sees it unchanged for four intervals takes the next epoch. Nobody's clock is read.
+An owner publishes `owner/<number>.json`, the next number in every interval, and removes the one before. A newcomer
+that sees the numbers go on lets the owner be; after four silent intervals, or when the owner is known to have ended, it
+takes the next number. A number is created once, so an owner that finds its next one taken knows that it was taken over.
+Nobody's clock is read, and nothing is overwritten.
 """
 
 import logging
 import os
 import re
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from typing import Literal
 
 import attrs
 import orjson
 
-from icl.io.errors import MissingObjectError, RunOwnedError, StoreError
+from icl.io import presence
+from icl.io.errors import CheckpointError, MissingObjectError, RunOwnedError, StoreError
 from icl.io.records import Owner, known
 from icl.io.store import Store
 
 logger = logging.getLogger("icl")
-_EPOCH_FILE = re.compile(r"([0-9]{12})\.json")
+_HEARTBEAT_FILE = re.compile(r"([0-9]{12})\.json")
 _SILENT_INTERVALS = 4
 _DEFAULT_INTERVAL, _LONGEST_INTERVAL = 10.0, 60.0  # seconds; the first of an owner whose heartbeat is damaged
 _GOODBYE_SECONDS = 5.0  # for a beat that is on its way when the run ends
 
 
-_tokens: set[str] = set()  # of what this process owns now
-
-
 @attrs.define
 class Ownership:
-    """Whether the run is still this process's."""
+    """Whether the run is still this process's, and the number of its newest heartbeat."""
 
     lost: bool = False
+    number: int = 0
 
 
 @contextmanager
@@ -49,122 +50,135 @@ def owned(
         every: seconds between two heartbeats; None takes and checks nothing.
         should_stop: asked while another process is watched; when true ownership is given up unseen.
 
-    Raises: RunOwnedError when another process is alive and trains it.
+    Raises: RunOwnedError when another process is alive and trains it; also when storage fails inside after another has
+        taken over, since then both may have acted on the same files.
     """
-    ownership = Ownership()
     if every is None:
-        yield ownership
+        yield Ownership()
         return
     folder = f"{name}/owner"
-    token = secrets.token_hex(8)
-    beat = {"every": every, "token": token, **_this_process()}
-    _tokens.add(token)  # before it is published
-    try:
-        epoch = _claim(store, folder, beat, should_stop)
-        if epoch is None:
+    with presence.announced() as process:
+        beat = {"every": every, "token": process.token, **_this_process()}
+        process.remembered = True  # from now on a heartbeat may be there, also after a failure
+        try:
+            number = _claim(store, folder, beat, should_stop)
+        except RunOwnedError:
+            process.remembered = False
+            raise
+        if number is None:
+            process.remembered = False
             yield Ownership(lost=True)
             return
+        ownership = Ownership(number=number)
         stop = threading.Event()
-        arguments = (store, folder, epoch, beat, stop, ownership)
+        arguments = (store, folder, beat, stop, ownership)
         thread = threading.Thread(target=_keep_beating, args=arguments, name="icl-heartbeat", daemon=True)
         thread.start()
         try:
             yield ownership
+        except (StoreError, CheckpointError) as error:
+            if ownership.lost or _is_taken_over(store, folder, process.token):
+                raise RunOwnedError(
+                    f"{store.url}/{folder}: got another owner, since this process was silent, and then: {error} "
+                    "Expected no other process on this run. Nothing saved is harmed; run again to see who owns it."
+                ) from error
+            raise
         finally:
             stop.set()
             thread.join(_GOODBYE_SECONDS)
             with suppress(StoreError):
-                store.delete(_path(folder, epoch))
-    finally:
-        _tokens.discard(token)
+                _release(store, folder, beat, ownership.number)
+                process.remembered = False
 
 
 @attrs.frozen
 class Sighting:
-    """What one look at a run's ownership shows: nobody, a process known to be gone, or one to look at again."""
+    """What one look at a run's ownership shows.
 
+    `process` is "ended" also when nobody owns the run; an "unknown" one is alive when a second look after `every`
+    seconds differs. `number` is the highest that was taken.
+    """
+
+    number: int = 0
     data: bytes = b""
-    where: str = ""
-    gone: bool = True
-    every: float = 0.0
+    process: Literal["alive", "ended", "unknown"] = "ended"
+
+    @property
+    def owner(self) -> Mapping[str, object]:
+        """What the heartbeat says of its process."""
+        return _decode(self.data)
+
+    @property
+    def where(self) -> str:
+        """Which process it is."""
+        return f"{self.owner.get('host')}, process {self.owner.get('pid')}"
+
+    @property
+    def every(self) -> float:
+        """Seconds between two of its heartbeats."""
+        return _interval(self.owner)
 
 
 def sight(store: Store, name: str) -> Sighting:
-    """One look at who owns a run; an owner elsewhere is alive when a second look after `every` seconds differs."""
-    folder = f"{name}/owner"
-    for epoch in reversed(_epochs(store, folder)):
-        with suppress(MissingObjectError):
-            data = store.read(_path(folder, epoch))
+    """One look at who owns a run."""
+    return _look(store, f"{name}/owner")
+
+
+def _look(store: Store, folder: str) -> Sighting:
+    numbers = _numbers(store, folder)
+    highest = max(numbers, default=0)
+    for number in reversed(numbers):
+        with suppress(MissingObjectError):  # its owner has gone on to the next one, or let go
+            data = store.read(_path(folder, number))
             owner = _decode(data)
-            where = f"{owner.get('host')}, process {owner.get('pid')}"
-            return Sighting(data, where, _has_ended(owner), _interval(owner))
-    return Sighting()
-
-
-def is_on_this_machine(sighting: Sighting) -> bool:
-    """Whether the owner seen ran under this kernel, where whether it is gone is known at once."""
-    return _decode(sighting.data).get("machine") == _machine() != ""
+            return Sighting(highest, data, "ended" if owner.get("released") else presence.look(owner.get("token")))
+    return Sighting(highest)
 
 
 def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: Callable[[], bool]) -> int | None:
-    """The epoch that is ours from now on; None when asked to stop before it was known."""
+    """The number that is ours from now on; None when asked to stop before there was one. Raises RunOwnedError."""
+    watched: Sighting | None = None
+    begun = time.monotonic()
     while True:
-        epochs = _epochs(store, folder)
-        if epochs and not _is_dead(store, _path(folder, epochs[-1]), should_stop):
+        watching = time.monotonic() - begun
+        seen = _look(store, folder)
+        silent = watched is not None and watched.data == seen.data and watching >= _SILENT_INTERVALS * seen.every
+        if silent:
+            logger.warning("%s: %s has been silent for %g s: taking over", folder, _who(seen), watching)
+        if silent or seen.process == "ended":
+            if _take(store, folder, seen.number + 1, beat, 0):
+                for older in _numbers(store, folder):
+                    if older <= seen.number:
+                        store.discard(_path(folder, older))
+                return seen.number + 1
+            continue
+        if watched is None or watched.owner.get("token") != seen.owner.get("token"):
+            watched, begun = seen, time.monotonic()
+            longest = _SILENT_INTERVALS * seen.every
+            logger.info("%s: watching whether %s is alive, for up to %g s", folder, _who(seen), longest)
+        elif seen.data != watched.data:
+            raise RunOwnedError(
+                f"{store.url}/{folder}: got a heartbeat {watching:.1f} s ago or less from {_who(seen)}; expected no "
+                "other process on this run. Nothing is wrong: it goes on there. Stop it there to go on here."
+            )
+        if should_stop():
             return None
-        epoch = epochs[-1] + 1 if epochs else 1
-        path, data = _path(folder, epoch), _encode(beat, 0)
-        # A repeated request finds what the first one published.
-        with suppress(MissingObjectError):
-            if store.create(path, data) or store.read(path) == data:
-                for older in epochs:
-                    store.delete(_path(folder, older))
-                return epoch
-
-
-def _is_dead(store: Store, path: str, should_stop: Callable[[], bool]) -> bool:
-    """Whether the owner there is gone; False when asked to stop before it was known. Raises RunOwnedError."""
-    try:
-        first = store.read(path)
-        owner = _decode(first)
-        if _has_ended(owner):
-            return True
-        every = _interval(owner)
-        who = f"process {owner.get('pid')} on {owner.get('host')}, begun {owner.get('started')} by its clock"
-        logger.info("%s: watching whether %s is alive, for up to %g s", path, who, _SILENT_INTERVALS * every)
-        begun = time.monotonic()
-        while (watched := time.monotonic() - begun) < _SILENT_INTERVALS * every:
-            if should_stop():
-                return False
-            if store.read(path) != first:
-                raise RunOwnedError(
-                    f"{store.url}/{path}: got a heartbeat {watched:.1f} s ago or less from {who}; expected no other "
-                    "process on this run. Nothing is wrong: it goes on there. Stop it there to go on here."
-                )
-            time.sleep(min(every / 4, 1.0))
-    except MissingObjectError:  # it has just ended
-        return True
-    logger.warning("%s: %s has been silent for %g s: taking over", path, who, _SILENT_INTERVALS * every)
-    return True
+        time.sleep(min(seen.every / 4, 1.0))
 
 
 def _keep_beating(
-    store: Store,
-    folder: str,
-    epoch: int,
-    beat: Mapping[str, object],
-    stop: threading.Event,
-    ownership: Ownership,
+    store: Store, folder: str, beat: Mapping[str, object], stop: threading.Event, ownership: Ownership
 ) -> None:
     count, failing = 0, False
     while not stop.wait(_interval(beat)):
         count += 1
         try:
-            if max(_epochs(store, folder), default=epoch) > epoch:
+            if not _take(store, folder, ownership.number + 1, beat, count):
                 logger.warning("%s: another process has taken over, since this one was silent", folder)
                 ownership.lost = True
                 return
-            store.replace(_path(folder, epoch), _encode(beat, count))
+            ownership.number += 1
+            store.discard(_path(folder, ownership.number - 1))
             failing = False
         except StoreError as error:
             if not failing:
@@ -172,12 +186,35 @@ def _keep_beating(
             failing = True
 
 
-def _epochs(store: Store, folder: str) -> list[int]:
-    return sorted(int(match[1]) for match in map(_EPOCH_FILE.fullmatch, store.list(folder)) if match)
+def _take(store: Store, folder: str, number: int, beat: Mapping[str, object], count: int) -> bool:
+    """Whether a number is ours now; also when it was before, and the answer to that was lost."""
+    path = _path(folder, number)
+    if store.create(path, _encode(beat, count)):
+        return True
+    with suppress(MissingObjectError):  # it was another's, who has gone on or let go
+        return _decode(store.read(path)).get("token") == beat["token"]
+    return False
 
 
-def _path(folder: str, epoch: int) -> str:
-    return f"{folder}/{epoch:012d}.json"
+def _release(store: Store, folder: str, beat: Mapping[str, object], number: int) -> None:
+    """Remove the heartbeat; where nothing may be removed a last one says that the run is let go of."""
+    if not store.discard(_path(folder, number)):
+        store.create(_path(folder, number + 1), _encode({**beat, "released": True}, 0))
+
+
+def _is_taken_over(store: Store, folder: str, token: str) -> bool:
+    with suppress(StoreError):
+        seen = _look(store, folder)
+        return bool(seen.data) and seen.owner.get("token") != token
+    return False
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    return sorted(int(match[1]) for match in map(_HEARTBEAT_FILE.fullmatch, store.list(folder)) if match)
+
+
+def _path(folder: str, number: int) -> str:
+    return f"{folder}/{number:012d}.json"
 
 
 def _encode(beat: Mapping[str, object], count: int) -> bytes:
@@ -198,40 +235,14 @@ def _interval(owner: Mapping[str, object]) -> float:
     return min(float(every), _LONGEST_INTERVAL) if isinstance(every, (int, float)) and every > 0 else _DEFAULT_INTERVAL
 
 
+def _who(seen: Sighting) -> str:
+    owner = seen.owner
+    return f"process {owner.get('pid')} on {owner.get('host')}, begun {owner.get('started')} by its clock"
+
+
 def _this_process() -> dict[str, object]:
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
         "pid": os.getpid(),
-        "pid_started": _process_start(os.getpid()),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def _has_ended(owner: Mapping[str, object]) -> bool:
-    """Whether the owner ran on this very machine, where its process is no more, or has let go of the run."""
-    pid = owner.get("pid")
-    if not owner.get("machine") or owner["machine"] != _machine() or not isinstance(pid, int):
-        return False
-    if pid == os.getpid():
-        return owner.get("token") not in _tokens
-    return _process_start(pid) != owner.get("pid_started")
-
-
-def _machine() -> str:
-    """Names one boot of one kernel and one numbering of its processes; empty where that cannot be told."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _process_start(pid: int) -> str:
-    """When a process began, in ticks since boot; empty when there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in ("Z", "X") else fields[19]

@@ -45,6 +45,7 @@ def _are_names(value: object) -> bool:
 _ANYTHING = Rule(lambda value: True, "anything", {})
 _TEXT = Rule(lambda value: type(value) is str, "a string", {"type": "string"})
 _SHORT = Rule(lambda value: type(value) is str and len(value) <= 1000, "a string of at most 1000 characters", {})
+_BOOLEAN = Rule(lambda value: type(value) is bool, "true or false", {"type": "boolean"})
 _STEP = integer(0, _LAST_STEP)
 _STATUS = Rule(lambda value: value in ("complete", "interrupted", "failed"), "complete, interrupted or failed", {})
 _TEXTS = Rule(lambda value: type(value) is list and all(type(item) is str for item in value), "a list of strings", {})
@@ -100,16 +101,15 @@ class Complete:
 
 @attrs.frozen(kw_only=True)
 class Owner:
-    """One beat of the process that trains a run."""
+    """One beat of the process that trains a run; `released` says that it has let go of it."""
 
     host: str = attrs.field(metadata={"rule": _SHORT}, default="")
-    machine: str = attrs.field(metadata={"rule": _SHORT}, default="")
     pid: int = attrs.field(metadata={"rule": integer(1)}, default=0)
-    pid_started: str = attrs.field(metadata={"rule": _SHORT}, default="")
     started: str = attrs.field(metadata={"rule": _SHORT}, default="")
     token: str = attrs.field(metadata={"rule": _SHORT}, default="")
     every: float = attrs.field(metadata={"rule": _SECONDS}, default=0.0)
     count: int = attrs.field(metadata={"rule": integer(0, MAX_INT)}, default=0)
+    released: bool = attrs.field(metadata={"rule": _BOOLEAN}, default=False)
 
 
 @attrs.frozen(kw_only=True)

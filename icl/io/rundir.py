@@ -91,11 +91,15 @@ class RunDir:
         self._publish("state", step, state, metadata)
 
     def remove_old_states(self, intact_at: int | None = None) -> None:
-        """Remove the states older than the newest two that are intact; the one at `intact_at` is known to be."""
+        """Remove the states older than the newest two that are intact; where nothing may be removed they stay.
+
+        Args:
+            intact_at: the step of one that is known to be intact.
+        """
         intact = 0
         for saved in reversed(self.state_steps()):
             if intact == _KEPT_STATES:
-                self.store.delete(self.step_path("state", saved))
+                self.store.discard(self.step_path("state", saved))
             elif saved == intact_at or self._is_intact("state", saved):
                 intact += 1
 

@@ -10,7 +10,7 @@ from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
-from icl.io.owner import Sighting, is_on_this_machine, sight
+from icl.io.owner import Sighting, sight
 from icl.io.store import Store
 
 Word = Literal["pending", "running", "stopped", "failed", "complete"]
@@ -35,17 +35,20 @@ def run_states(
 ) -> list[RunState]:
     """The state of every run named, in that order.
 
-    A run whose owner is on another machine is looked at twice, one heartbeat apart, to tell the living from the dead.
+    A run whose owner cannot be seen from here is looked at twice, two heartbeats apart, to tell living from dead.
     """
     members = list(members)
     present = set(store.list())
     looks = list(store.map(lambda member: _look(store, *member, member[0] in present), members))
     seen = {state.name: sighting for state, sighting in looks if sighting is not None}
-    distant = {name: sighting for name, sighting in seen.items() if not is_on_this_machine(sighting)}
+    distant = {name: sighting for name, sighting in seen.items() if sighting.process == "unknown"}
     if distant:
         pause(2 * max(sighting.every for sighting in distant.values()))
     again = dict(zip(distant, store.map(lambda name: sight(store, name), distant), strict=True))
-    alive = {name: name not in again or again[name].data != sighting.data for name, sighting in seen.items()}
+    alive = {
+        name: name not in again or (again[name].data != sighting.data and again[name].process != "ended")
+        for name, sighting in seen.items()
+    }
     return [
         attrs.evolve(state, word="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
         for state, _ in looks
@@ -84,4 +87,4 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
         sighting = sight(store, name)
     except CheckpointError as unreadable:
         return RunState(name, "complete" if complete else "failed", step, total, str(unreadable)), None
-    return state, None if sighting.gone else sighting
+    return state, None if sighting.process == "ended" else sighting

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +18,11 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from icl.io import gcs, local
-from icl.io.errors import StoreError
+from icl.io.calls import Calls, NoEndError
+from icl.io.errors import StoreError, TransientStoreError
+from icl.io.place import is_local, place_of
 
+logger = logging.getLogger("icl")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 LARGEST_DOCUMENT = 2**22  # bytes of a spec, a record or a heartbeat that is read
@@ -46,7 +50,6 @@ class _Kind:
     """How one kind of filesystem publishes, what its failures are and mean, and how many requests it takes at once."""
 
     create: Callable[[Any, str, bytes], bool]
-    replace: Callable[[Any, str, bytes], None]
     failures: tuple[type[Exception], ...] = (OSError, ValueError)
     explain: Callable[[Exception], tuple[type[StoreError], str, str]] = local.explain
     concurrency: int = 1
@@ -54,14 +57,24 @@ class _Kind:
     move: Callable[[Any, str, str], None] = _move_elsewhere
 
 
+@attrs.define
+class _Tidying:
+    """What could not be removed from a store, and whether that has been said."""
+
+    refused: set[str] = attrs.field(factory=set)
+    told: bool = False
+
+
 @attrs.frozen
 class Store:
-    """Byte objects under one root. Paths are relative, with `/` between parts."""
+    """Byte objects under one root. Paths are relative, with `/` between parts; `url` is as the user wrote it."""
 
     url: str
     _files: Any  # an fsspec filesystem
     _root: str
     _kind: _Kind
+    _calls: Calls = attrs.field(factory=Calls, eq=False, repr=False)
+    _tidying: _Tidying = attrs.field(factory=_Tidying, eq=False, repr=False)
 
     def create(self, path: str, data: bytes) -> bool:
         """Publish `data` at `path` unless something is there; returns whether it was published.
@@ -70,12 +83,7 @@ class Store:
         answer is lost on the way and the request repeated, False may be said of the caller's own bytes.
         """
         with self._errors(path):
-            return self._kind.create(self._files, self._at(path), data)
-
-    def replace(self, path: str, data: bytes) -> None:
-        """Publish `data` at `path` over what is there: for heartbeats, the only objects that change."""
-        with self._errors(path):
-            self._kind.replace(self._files, self._at(path), data)
+            return self._calls.make(self._kind.create, self._files, self._at(path), data)
 
     def read(self, path: str, limit: int = LARGEST_DOCUMENT) -> bytes:
         """The bytes at `path`, at most `limit`, so that nobody's file fills the memory.
@@ -83,14 +91,14 @@ class Store:
         Raises: MissingObjectError when there are none; CheckpointError when there are more, or it is no regular file.
         """
         with self._errors(path):
-            return self._kind.read(self._files, self._at(path), limit)
+            return self._calls.make(self._kind.read, self._files, self._at(path), limit)
 
     def list(self, folder: str = "") -> list[str]:
         """The names directly under `folder`, sorted, never from a cache; unfinished objects are not there."""
         at = self._at(folder) if folder else self._root
         with self._errors(folder or "."):
             try:
-                entries = self._files.ls(at, detail=False, refresh=True)
+                entries = self._calls.make(self._files.ls, at, detail=False, refresh=True)
             except FileNotFoundError:
                 return []
         names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != at}
@@ -99,12 +107,30 @@ class Store:
     def move(self, path: str, to: str) -> None:
         """Rename an object, whatever it is and without reading it; it may already be gone."""
         with self._errors(path), suppress(FileNotFoundError):
-            self._kind.move(self._files, self._at(path), self._at(to))
+            self._calls.make(self._kind.move, self._files, self._at(path), self._at(to))
 
     def delete(self, path: str) -> None:
         """Remove an object; it may already be gone."""
         with self._errors(path), suppress(FileNotFoundError):
-            self._files.rm_file(self._at(path))
+            self._calls.make(self._files.rm_file, self._at(path))
+
+    def discard(self, path: str) -> bool:
+        """Remove an object that is no longer needed; whether it is gone.
+
+        Only what cannot be saved stops a run: what cannot be removed stays, and that is said once.
+        """
+        if path in self._tidying.refused:
+            return False
+        try:
+            self.delete(path)
+        except StoreError as error:
+            if not isinstance(error, TransientStoreError):
+                self._tidying.refused.add(path)
+            if not self._tidying.told:
+                logger.warning("%s It stays, as does whatever else cannot be removed there.", error)
+            self._tidying.told = True
+            return False
+        return True
 
     def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """`function` of each item, in order, as many at once as the store answers at once."""
@@ -121,7 +147,8 @@ class Store:
     def discard_leftovers(self, folder: str) -> None:
         """Remove what dead writers left unfinished in a local `folder`; elsewhere nothing unfinished ever shows."""
         if isinstance(self._files, LocalFileSystem):
-            local.discard_leftovers(self._at(folder))
+            with self._errors(folder):
+                self._calls.make(local.discard_leftovers, self._at(folder))
 
     def _at(self, path: str) -> str:
         if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in path.split("/")):
@@ -134,6 +161,11 @@ class Store:
     def _errors(self, path: str) -> Iterator[None]:
         try:
             yield
+        except NoEndError as error:
+            raise TransientStoreError(
+                f"{self.url}/{path}: got {error}; expected an answer. What was saved before is intact; mend the cause "
+                "and run again to go on."
+            ) from None
         except self._kind.failures as error:
             kind, reason, remedy = self._kind.explain(error)
             raise kind(f"{self.url}/{path}: got {reason}; expected a usable store. {remedy}") from error
@@ -147,35 +179,34 @@ def open_store(url: str, *, create: bool = True) -> Store:
 
     Raises: StoreError when the URL is not understood, cannot be reached, or creation is not exclusive there.
     """
-    try:
-        if "\0" in url:
-            raise ValueError("no path can hold a NUL")
-        if url.startswith(("gs://", "gcs://")):
-            return _open_gcs(url)
-        files, root = fsspec.url_to_fs(url, use_listings_cache=False)
-    except (ValueError, ImportError, OSError) as error:
-        raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
-    if isinstance(files, LocalFileSystem):
-        store = Store(url, files, root, _Kind(local.create, local.replace, read=local.read, move=local.move))
+    place = place_of(url)
+    if is_local(place):
+        store = Store(url, LocalFileSystem(), place, _Kind(local.create, read=local.read, move=local.move))
         with store._errors("."):
             if create:
-                os.makedirs(root, exist_ok=True)
-            elif not os.path.isdir(root):
+                store._calls.make(os.makedirs, place, exist_ok=True)
+            elif not store._calls.make(os.path.isdir, place):
                 raise NotADirectoryError(errno.ENOENT, "no such folder")
         return store
+    try:
+        if place.startswith("gs://"):
+            return _open_gcs(url, place)
+        files, root = fsspec.url_to_fs(place, use_listings_cache=False)
+    except (ValueError, ImportError, OSError) as error:
+        raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
     if isinstance(files, MemoryFileSystem):
-        return Store(url, files, root.rstrip("/"), _Kind(local.create_in_memory, _replace_elsewhere))
-    store = Store(url, files, root.rstrip("/"), _Kind(_create_elsewhere, _replace_elsewhere))
+        return Store(url, files, root.rstrip("/"), _Kind(local.create_in_memory))
+    store = Store(url, files, root.rstrip("/"), _Kind(_create_elsewhere))
     _require_exclusive_creation(store)
     return store
 
 
-def _open_gcs(url: str) -> Store:
-    root = url.split("://", 1)[1].rstrip("/")
+def _open_gcs(url: str, place: str) -> Store:
+    root = place.removeprefix("gs://")
     if not root or "" in root.split("/"):
         raise ValueError("no bucket, or a folder without a name")
     gcs.prepare_gcsfs()
-    kind = _Kind(gcs.create, gcs.replace, gcs.failures(), gcs.explain, gcs.CONCURRENCY)
+    kind = _Kind(gcs.create, gcs.failures(), gcs.explain, gcs.CONCURRENCY)
     with Store(url, None, root, kind)._errors("."):
         files = gcs.filesystem()
         gcs.check_bucket(files, root)
@@ -190,10 +221,6 @@ def _create_elsewhere(files: AbstractFileSystem, path: str, data: bytes) -> bool
     return True
 
 
-def _replace_elsewhere(files: AbstractFileSystem, path: str, data: bytes) -> None:
-    files.pipe_file(path, data)
-
-
 def _require_exclusive_creation(store: Store) -> None:
     """Raise StoreError unless this filesystem has an exclusive create of its own and keeps to it in a trial."""
     kind = type(store._files)
@@ -203,7 +230,7 @@ def _require_exclusive_creation(store: Store) -> None:
     if exclusive:
         probe = f"icl-probe-{secrets.token_hex(8)}"
         exclusive = store.create(probe, b"1") and not store.create(probe, b"2") and store.read(probe) == b"1"
-        store.delete(probe)
+        store.discard(probe)
     if not exclusive:
         raise StoreError(
             f"store: got {store.url!r}, where {kind.__name__} cannot create an object only if it is absent; expected a "

@@ -3,14 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
+from icl.attempt import attempt
 from icl.core.backend import identical
+from icl.core.model import init_params
 from icl.core.spec import ModelSpec, Spec, TaskSpec, TrainingSpec
+from icl.io.codec import with_run
+from icl.io.names import run_name
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
+from tests.faults import storage
 from tests.trees import METADATA, params, state
 
 SPEC = Spec(
@@ -92,3 +98,24 @@ def test_a_rival_may_act_between_any_two_storage_calls(
         if call >= calls:
             break
     assert 20 < calls < 1000
+
+
+TRAINED = attrs.evolve(storage.SPEC, run=attrs.evolve(storage.SPEC.run, heartbeat_seconds=60))
+
+
+def test_a_run_that_was_taken_over_ends_as_anothers_and_not_as_a_fault_of_the_store(store_url: str) -> None:
+    """Two that both think they own it: the other went on from a state before, on another backend, with other bits."""
+    name = run_name(TRAINED)
+    store = open_store(store_url)
+
+    def take_over(step: int, row: object) -> None:
+        if step == 2:
+            (mine,) = store.list(f"{name}/owner")
+            store.create(f"{name}/owner/{int(mine.removesuffix('.json')) + 1:012d}.json", b'{"token": "another"}')
+            RunDir(store, name).save_checkpoint(3, init_params(TRAINED), {"backend": '{"backend": "another"}'})
+
+    ending = attempt(with_run(TRAINED, store=store_url), progress=take_over)
+    assert (ending.code, ending.status) == (6, "running_elsewhere"), ending.error
+    assert ending.error is not None
+    assert "Nothing saved is harmed" in ending.error
+    assert list(verify_run(RunDir(store, name))) == []

@@ -1,14 +1,25 @@
 """Storage that fails: a sample of the storage campaign, a disk that is really full, a folder that cannot be written."""
 
+import errno
+import logging
 import os
 import random
 import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
+import attrs
 import pytest
 
+from icl.io.codec import with_run
+from icl.io.rundir import read_run
+from icl.io.store import open_store
+from icl.io.verify import verify_run
+from icl.loop import execute
+from tests.emulator import BUCKET, Proxy
+from tests.faults import storage as small
 from tests.faults.campaign import SPEC, differences, finish, read_saved, start, verify, write_spec
 from tests.faults.storage import gcs_behind_proxy, print_table, try_gcs, try_local
 
@@ -23,6 +34,45 @@ def test_any_request_may_fail(tmp_path: Path) -> None:
     """Field faults 68 and 73."""
     with gcs_behind_proxy(tmp_path) as server:
         assert print_table(try_gcs(server, tmp_path, EVERY, first=random.randint(1, EVERY))) == 0
+
+
+@pytest.fixture(params=["local", "gcs"])
+def store_that_only_grows(
+    request: pytest.FixtureRequest, tmp_path: Path, gcs_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A store that lets nothing be removed or overwritten, as a bucket with a retention policy."""
+    if request.param == "gcs":
+        gcs_proxy.fault = lambda seen: "403" if seen.call in ("delete", "replace") else None
+        return f"gs://{BUCKET}/{uuid.uuid4().hex}"
+
+    def refuse(*paths: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for function in ("unlink", "remove", "rename", "replace"):
+        monkeypatch.setattr(os, function, refuse)
+    return str(tmp_path / "store")
+
+
+def test_where_nothing_may_be_removed_everything_is_saved(
+    tmp_path: Path, store_that_only_grows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays, which is said once; a run goes through its third state, and later starts find nobody in their way."""
+    spec = attrs.evolve(small.SPEC, run=attrs.evolve(small.SPEC.run, heartbeat_seconds=0.05, save_state_every=1))
+    execute(with_run(spec, store=str(tmp_path / "whole")))
+    caplog.clear()
+    left = iter([False, False, True])
+    with caplog.at_level(logging.INFO):
+        first = execute(with_run(spec, store=store_that_only_grows), should_stop=lambda: next(left))
+        assert (first.status, first.step) == ("interrupted", 3)
+        said = [record.getMessage() for record in caplog.records if "It stays" in record.getMessage()]
+        assert len(said) == 1
+        assert execute(with_run(spec, store=store_that_only_grows)).status == "complete"
+    assert "watching" not in caplog.text
+    assert execute(with_run(spec, store=store_that_only_grows)).status == "already_complete"
+    run, _ = read_run(open_store(store_that_only_grows), first.run)
+    assert run.state_steps() == list(range(1, 7))
+    assert list(verify_run(run)) == []
+    assert differences(read_saved(tmp_path / "whole"), read_saved(store_that_only_grows)) == []
 
 
 needs_mounts = pytest.mark.skipif(

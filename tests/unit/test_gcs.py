@@ -46,7 +46,7 @@ def test_a_bucket_that_is_not_there_is_named(gcs: Emulator) -> None:
     ("fault", "kind", "message"),
     [
         ("401", StoreError, r"credentials that are not accepted .*gcloud auth"),
-        ("403", StoreError, r"permission denied \(403\); .*roles/storage.objectUser"),
+        ("403", StoreError, r"permission denied \(403: by order\); .*Ask who keeps the bucket"),
         ("400", StoreError, r"the answer 400 \(by order"),
         ("429", TransientStoreError, r"the answer 429 from every try \(by order.*run again later"),
         ("503", TransientStoreError, r"the answer 503 from every try"),
@@ -85,6 +85,35 @@ def test_a_failure_that_passes_is_not_noticed(gcs_proxy: Proxy, fault: str) -> N
     left[:] = [fault] * 2
     store.delete("run/a")
     assert store.list("run") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "me@icl does not have storage.objects.create access to the Google Cloud Storage object.",
+            "Give the account storage.objects.create, as the role Storage Object User (roles/storage.objectUser)",
+        ),
+        ("", "Give the account the permission, as the role Storage Object User"),
+        ("Object 'a' is subject to bucket's retention policy and cannot be deleted", "Ask who keeps the bucket"),
+    ],
+)
+def test_a_role_is_named_only_where_a_permission_is_missing(words: str, told: str) -> None:
+    """As gcsfs passes on what Google says."""
+    kind, reason, remedy = gcs_module.explain(OSError(f"Forbidden: b/o\n{words}"))
+    assert kind is StoreError
+    assert reason == (f"permission denied (403: {words})" if words else "permission denied (403)")
+    assert remedy.startswith(told)
+
+
+def test_a_name_that_is_taken_is_no_missing_permission(gcs_proxy: Proxy) -> None:
+    """An account that may create but not overwrite may be told either."""
+    store = open_store(f"{URL}/taken")
+    assert store.create("run/a", b"1")
+    gcs_proxy.fault = lambda request: "403" if request.call == "create" else None
+    assert not store.create("run/a", b"2")
+    with pytest.raises(StoreError, match="permission denied"):
+        store.create("run/b", b"2")
 
 
 def test_a_listing_goes_beyond_one_page(gcs_proxy: Proxy) -> None:

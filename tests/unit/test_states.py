@@ -11,7 +11,7 @@ from icl.core.errors import NonFiniteLossError
 from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
-from icl.io.owner import owned
+from icl.io.owner import owned, sight
 from icl.io.states import RunState, run_states
 from icl.io.store import open_store
 from icl.loop import execute
@@ -74,7 +74,7 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     """A heartbeat that goes on between two looks is a living process, whatever any clock says."""
     store, name = open_store(str(tmp_path)), run_name(SPEC)
     execute(with_run(SPEC, store=str(tmp_path)), should_stop=lambda: True)
-    monkeypatch.setattr("icl.io.owner._machine", lambda: "another boot")
+    monkeypatch.setattr("icl.io.presence.look", lambda token: "unknown")
     beating, leave = threading.Event(), threading.Event()
 
     def beat() -> None:
@@ -85,13 +85,11 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     thread = threading.Thread(target=beat)
     thread.start()
     beating.wait()
-    monkeypatch.setattr("icl.io.owner._machine", lambda: "this boot")
     try:
-        before = next(iter((tmp_path / name / "owner").iterdir()))
 
         def until_it_beats(seconds: float) -> None:
-            seen = before.read_bytes()
-            while before.read_bytes() == seen:
+            before = sight(store, name)
+            while sight(store, name).data == before.data:
                 pass
 
         (alive,) = run_states(store, [(name, SPEC)], pause=until_it_beats)
@@ -99,7 +97,17 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     finally:
         leave.set()
         thread.join()
+
+    def until_it_ends(seconds: float) -> None:
+        """One that lets go between the two looks does not run either."""
+        owner.__exit__(None, None, None)
+
+    owner = owned(store, name, every=60)
+    owner.__enter__()
+    (ended,) = run_states(store, [(name, SPEC)], pause=until_it_ends)
+    assert ended.word == "stopped"
     silent = b'{"machine": "another boot", "host": "gone", "pid": 1, "every": 60.0}'
+    (tmp_path / name / "owner").mkdir(exist_ok=True)
     (tmp_path / name / "owner" / "000000000009.json").write_bytes(silent)
     waited: list[float] = []
     (dead,) = run_states(store, [(name, SPEC)], pause=waited.append)

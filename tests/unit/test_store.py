@@ -5,15 +5,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from icl.io import local
+from icl.io import local, presence
 from icl.io import store as store_module
-from icl.io.errors import CheckpointError, MissingObjectError, StoreError
+from icl.io.errors import CheckpointError, MissingObjectError, StoreError, TransientStoreError
 from icl.io.store import Store, open_store
 
 
@@ -54,7 +55,7 @@ def test_a_deletion_may_be_repeated(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "..", "a/../../b", "./a", "a\\b", "a\0b"])
 def test_a_path_cannot_leave_the_store(store: Store, path: str) -> None:
-    for operation in (store.read, store.delete, lambda p: store.create(p, b""), lambda p: store.replace(p, b"")):
+    for operation in (store.read, store.delete, lambda p: store.create(p, b"")):
         with pytest.raises(StoreError, match="expected relative parts"):
             operation(path)
 
@@ -148,17 +149,8 @@ def test_any_filesystem_that_creates_exclusively_will_do() -> None:
     assert store.create("run/a", b"1")
     assert not store.create("run/a", b"2")
     assert (store.read("run/a"), store.list()) == (b"1", ["run"])
-    store.replace("run/a", b"3")
-    assert store.read("run/a") == b"3"
     with pytest.raises(MissingObjectError):
         store.read("run/b")
-
-
-def test_replacing_needs_nothing_there(store: Store) -> None:
-    for data in (b"1", b"2"):
-        store.replace("run/beat", data)
-        assert store.read("run/beat") == data
-    assert store.list("run") == ["beat"]
 
 
 def test_many_reads_come_in_order(store: Store) -> None:
@@ -213,27 +205,104 @@ def test_a_filesystem_without_hard_links_is_explained(
         open_store(str(tmp_path)).create("a", b"")
 
 
-def test_only_abandoned_leftovers_are_removed(tmp_path: Path) -> None:
-    """A killed writer's temporary is unlisted, then removed; a live writer's, and what is not ours, stays."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    host, tail = socket.gethostname(), "0123456789abcdef"
-    names = {
-        "dead": f".tmp-{host}-{ended.pid}-{tail}",
-        "live": f".tmp-{host}-{os.getpid()}-{tail}",
-        "elsewhere": f".tmp-{host}x-{ended.pid}-{tail}",
-        "late": f".tmp-{host}x-1-{tail}",
+LEFT_BEHIND = """
+import os, signal, sys
+from icl.io import local
+fsync = os.fsync
+def die(descriptor):
+    if ".tmp-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+os.fsync = die
+local.create(None, sys.argv[1], b"1")
+"""
+TAIL = "0123456789abcdef"
+
+
+def left_by_killed_writer(folder: Path) -> tuple[str, int]:
+    """The name of what a writer that was killed on this machine left, and its process."""
+    writer = subprocess.Popen([sys.executable, "-c", LEFT_BEHIND, str(folder / "a")])
+    writer.wait()
+    (name,) = os.listdir(folder)
+    return name, writer.pid
+
+
+def test_only_what_is_known_to_be_abandoned_is_removed(tmp_path: Path) -> None:
+    """What a writer on this machine left that was killed; not what one left that only cannot be seen."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    dead, pid = left_by_killed_writer(folder)
+    stay = {
+        "live": f".tmp-{presence.this_process()}-{TAIL}",
+        "elsewhere": f".tmp-{TAIL}-{TAIL}",  # another container's, with the host name and the processes of this one
+        "of 0.1.0": f".tmp-{socket.gethostname()}-{pid}-{TAIL}",
         "foreign": ".tmp-notes",
     }
-    for name in names.values():
-        (tmp_path / name).touch()
-    past = (tmp_path / names["late"]).stat().st_mtime - local._ABANDONED_AFTER - 60
-    os.utime(tmp_path / names["late"], (past, past))
+    for name in stay.values():
+        (folder / name).touch()
     store = open_store(str(tmp_path))
-    assert store.list() == []
-    store.discard_leftovers("sub")
-    (tmp_path / "sub").mkdir()
-    for name in names.values():
-        (tmp_path / name).rename(tmp_path / "sub" / name)
-    store.discard_leftovers("sub")
-    assert sorted(os.listdir(tmp_path / "sub")) == sorted(names[key] for key in ("live", "elsewhere", "foreign"))
+    assert store.list("run") == []
+    assert dead in os.listdir(folder)
+    store.discard_leftovers("nothing there")
+    store.discard_leftovers("run")
+    assert sorted(os.listdir(folder)) == sorted(stay.values())
+    os.unlink(presence._path(dead.split("-")[1]))
+
+
+@pytest.mark.parametrize("years", [-20, 20], ids=["behind", "ahead"])
+def test_a_day_is_told_by_the_clock_of_the_filesystem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    """Whatever this machine's says."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + years * 365 * 86_400)
+    names = [f".tmp-{TAIL}-{TAIL}", f".tmp-some-host-17-{TAIL}", ".tmp-notes"]
+    for age in (0.5, 1.5):  # of the limit
+        for name in names:
+            (tmp_path / name).touch()
+            past = (tmp_path / name).stat().st_mtime - age * local._ABANDONED_AFTER
+            os.utime(tmp_path / name, (past, past))
+        local.discard_leftovers(str(tmp_path))
+        assert sorted(os.listdir(tmp_path)) == sorted(names if age < 1 else [".tmp-notes"])
+
+
+def test_leftovers_that_cannot_be_removed_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "run").mkdir()
+    dead, _ = left_by_killed_writer(tmp_path / "run")
+    store = open_store(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        store.discard_leftovers("run")
+        assert store.create("run/a", b"1"), "nor is what a writer that lives cannot remove a fault"
+    assert dead in os.listdir(tmp_path / "run")
+    assert store.list("run") == ["a"]
+    store.discard_leftovers("run")
+    os.unlink(presence._path(dead.split("-")[1]))
+
+
+@pytest.mark.parametrize("error", [StoreError, TransientStoreError])
+def test_what_cannot_be_removed_is_said_once(
+    store: Store, error: type[StoreError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def refuse(self: Store, path: str) -> None:
+        asked.append(path)
+        raise error("by order.")
+
+    for path in ("run/a", "run/b"):
+        store.create(path, b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "delete", refuse)
+        for path in ("run/a", "run/a", "run/b"):
+            assert not store.discard(path)
+    assert asked == (["run/a", "run/b"] if error is StoreError else ["run/a", "run/a", "run/b"])
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["by order. It stays, as does whatever else cannot be removed there."]
+    assert store.list("run") == ["a", "b"]
+    store.create("run/c", b"")
+    assert store.discard("run/c")
+    assert store.list("run") == ["a", "b"]
