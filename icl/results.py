@@ -17,6 +17,7 @@ from icl.io.manifest import list_runs as _list_runs
 from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.loop import execute
+from icl.stopping import interruptible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +114,9 @@ def train(
 ) -> Run:
     """Train a spec to its end, going on from whatever its store holds, and return the run.
 
+    Ctrl-C, or interrupting the kernel, saves at the end of the chunk and raises KeyboardInterrupt; a second one raises
+    it at once.
+
     Args:
         spec: a Spec, plain data, or the path of a JSON file.
         backend, store: override the spec's `run.backend` and `run.store`; neither changes the run's name.
@@ -122,7 +126,10 @@ def train(
     Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
     """
     resolved = with_run(load_spec(spec), backend=backend, store=store)
-    outcome = execute(resolved, allow_backend_change=allow_backend_change, progress=progress)
+    with interruptible() as should_stop:
+        outcome = execute(
+            resolved, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=progress
+        )
     return load_run(outcome.store, outcome.run)
 
 
