@@ -75,20 +75,22 @@ class StopRequest:
             return
         self._event.set()
         begun = time.monotonic()
-        first, told = begun if any(received) else None, False
+        first, told = begun if any(received) else None, False  # a request without a signal has no second
         name = signal.Signals(max(received)).name if any(received) else "asked to stop"
         _say(f"{name}: saving at the end of this chunk")
         while received := self._next(self._grace_seconds, lambda: begun):
             number, now = max(received), time.monotonic()
             if number == _ASKED:
                 continue
-            first = now if first is None else first
+            if first is None:
+                first = now
+                continue
             left = first + _ONE_REQUEST_SECONDS - now
             if left <= 0:
                 _leave(128 + number, f"{signal.Signals(number).name} again: leaving; run again to go on")
-            if first != now and not told:
+            if not told:
                 told = True
-                _say(f"asked to stop already: saving; a signal after {left:.1f} s ends this at once")
+                _say(f"asked to stop already, and saving; again in {left:.1f} s ends it at once")
         if received is not None:
             _leave(
                 EXIT_INTERRUPTED,

@@ -180,6 +180,8 @@ class LocalEngine:
             slot.ticks = with_tick(slot.ticks, time.monotonic(), slot.trained)
 
         result = slot.worker.ask(spec, allow_backend_change=self._allow_backend_change, progress=progress)
+        if isinstance(result, Ending) and result.status in ("complete", "interrupted") and result.step is not None:
+            progress(result.step)
         if not isinstance(result, Ending) or result.code not in SAME_PROCESS:
             slot.worker.close(_LEAVING_SECONDS)
             slot.worker = None

@@ -21,7 +21,8 @@ def steps_per_second(ticks: Ticks, now: float, recent_seconds: float = RECENT_SE
     if len(counting) < 2 or counting[-1][0] <= counting[0][0]:
         return None
     (first, before), (last, after) = counting[0], counting[-1]
-    return (after - before) / (last - first)
+    stands_still = now - last > max(recent_seconds, 2 * (last - first))
+    return None if stands_still else (after - before) / (last - first)
 
 
 def describe_pace(steps_left: int, rate: float | None) -> dict[str, Any]:
@@ -47,6 +48,6 @@ def time_in_words(seconds: float) -> str:
 
 
 def _counting(ticks: Ticks, now: float, recent_seconds: float) -> Ticks:
-    """The recent ticks, and the newest before them, from which the first of them was reached."""
-    recent = [tick for tick in ticks if tick[0] >= now - recent_seconds]
-    return (*ticks[: len(ticks) - len(recent)][-1:], *recent)
+    """The recent ticks, at least the last, and the one before them, from which the first of them was reached."""
+    num_recent = max(1, sum(tick[0] >= now - recent_seconds for tick in ticks))
+    return ticks[-num_recent - 1 :]

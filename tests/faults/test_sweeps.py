@@ -1,8 +1,11 @@
 """Sweeps whose workers, devices and nodes die."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from icl.engines.work import Work
 from icl.io.states import RunState
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
-from tests.faults.campaign import differences, read_saved
+from tests.faults.campaign import SPEC, differences, read_saved
 from tests.faults.chaos import Place, chaos, write_sweep
 
 
@@ -38,6 +41,25 @@ def test_a_bad_device_takes_no_more_runs_and_spoils_none(
     engine.run(lambda: False, 10.0, lambda status: None)
     assert [job.state.word for job in work.jobs] == ["complete"] * 3
     assert "cuda:99 takes no more runs after 2 failures in a row" in caplog.text
+
+
+def test_a_request_to_a_sweep_and_its_workers_at_once_saves_every_run(tmp_path: Path) -> None:
+    """As a service manager sends it to every process when a machine shuts down; chunks take longer than the sweep
+    takes to pass it on."""
+    data = {**SPEC, "training": {"total_steps": 2**20, "batch_size": 2**13}, "run": {"max_chunk": 64}}
+    data["run"] |= {"save_state_every": 2**20, "grace_seconds": 300.0}
+    file = write_sweep(tmp_path, 2, data)
+    place = Place(tmp_path, file, "all")
+    sweep = place.start("cpu:2")
+    names = [member.name for member in load_sweep(file).members]
+    while not all(list(place.store.glob(f"{name}/checkpoints/step-*1.safetensors")) for name in names):
+        assert sweep.poll() is None
+        time.sleep(0.1)
+    for pid in [sweep.pid, *place.workers()]:
+        os.kill(pid, signal.SIGTERM)
+    assert sweep.wait(600) == 75, (tmp_path / "all.log").read_text()
+    assert all(list(place.store.glob(f"{name}/state/step-*.safetensors")) for name in names), place.logs()
+    assert "again: leaving" not in place.logs()
 
 
 def own_network() -> list[str]:
