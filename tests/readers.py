@@ -20,7 +20,7 @@ class Unread:
 
 @contextmanager
 def stderr_that_nobody_reads(reader: str) -> Iterator[Unread]:
-    """A pipe whose reader is "gone", or "asleep" with the pipe full; "no stderr", since it was closed; a "full" disk."""
+    """A pipe whose reader is "gone", or "asleep" with the pipe full; "no stderr", which was closed; a "full" disk."""
     if reader == "no stderr":
         yield Unread(None, ("sh", "-c", 'exec "$0" "$@" 2>&-'))
         return

@@ -65,7 +65,7 @@ def test_a_device_that_never_gets_a_worker_is_given_up(
 def test_whatever_a_serving_thread_raises_ends_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here beside a second device, whose runs take for ever, and are saved."""
+    """Here on two devices, of which the second may be in the middle of a run."""
     some, work = engine(tmp_path, devices=2, runs=2)
 
     def settle(job: object, result: object) -> None:
