@@ -31,8 +31,8 @@ def describe_pace(steps_left: int, rate: float | None) -> dict[str, Any]:
 
 
 def rate_in_words(rate: float) -> str:
-    """A rate as a reader wants it."""
-    return f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"
+    """A rate with as many digits as a reader wants."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def time_in_words(seconds: float) -> str:

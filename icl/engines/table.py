@@ -42,7 +42,7 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
         if worker["run"]:
             part = worker["step"] / worker["total_steps"]
             rate = worker.get("steps_per_second")
-            speed = f"{f'{rate:,.3g}/s':>9}  " if rate else ""
+            speed = f"{rate_in_words(rate):>7}/s  " if rate else ""
             doing = f"{'#' * round(20 * part):20} {part:4.0%}  {worker['step']:>8}  {speed}{worker['run']}"
         lines.append(f"  {worker['device']:8} {doing}")
     return lines
@@ -68,7 +68,7 @@ def _pace(status: Mapping[str, Any]) -> list[str]:
     pace = status.get("pace") or {}
     if not pace.get("steps_per_second"):
         return []
-    return [f"{rate_in_words(pace['steps_per_second'])}, about {time_in_words(pace['seconds_left'])} left"]
+    return [f"{rate_in_words(pace['steps_per_second'])} steps/s, about {time_in_words(pace['seconds_left'])} left"]
 
 
 def _columns(stream: IO[str]) -> int | None:

@@ -43,12 +43,17 @@ def test_a_bad_device_takes_no_more_runs_and_spoils_none(
     assert "cuda:99 takes no more runs after 2 failures in a row" in caplog.text
 
 
+SLOW = {
+    **SPEC,
+    "training": {"total_steps": 2**20, "batch_size": 2**13},
+    "run": {"checkpoint_at": {"also": [1]}, "max_chunk": 64, "save_state_every": 2**20, "grace_seconds": 300.0},
+}
+
+
 def test_a_request_to_a_sweep_and_its_workers_at_once_saves_every_run(tmp_path: Path) -> None:
     """As a service manager sends it to every process when a machine shuts down; chunks take longer than the sweep
     takes to pass it on."""
-    data = {**SPEC, "training": {"total_steps": 2**20, "batch_size": 2**13}, "run": {"max_chunk": 64}}
-    data["run"] |= {"save_state_every": 2**20, "grace_seconds": 300.0}
-    file = write_sweep(tmp_path, 2, data)
+    file = write_sweep(tmp_path, 2, SLOW)
     place = Place(tmp_path, file, "all")
     sweep = place.start("cpu:2")
     names = [member.name for member in load_sweep(file).members]
@@ -84,3 +89,19 @@ def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
     assert told["died"] in told["attempts"]
     for member in load_sweep(calm.file).members:
         assert not differences(read_saved(calm.store, member.name), read_saved(tmp_path / "store", member.name))
+
+
+def test_a_sweep_on_ray_that_is_asked_to_stop_saves_every_run(tmp_path: Path) -> None:
+    """Ray handles SIGTERM by dumping a stack, and cancels tasks whose workers are then told twice."""
+    names = [member.name for member in load_sweep(write_sweep(tmp_path, 2, SLOW)).members]
+    ended = subprocess.run(
+        [*own_network(), sys.executable, "-m", "tests.faults.ray_stop", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=700,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["code"] == 75, told["said"]
+    assert "SIGTERM received at" not in told["said"]
+    assert all(list((tmp_path / "store" / name / "state").glob("step-*")) for name in names)
