@@ -122,7 +122,8 @@ def handlers_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # which was not set by Python
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -136,7 +136,8 @@ def run_agents(
                 for agent in agents
             ]
         )
-        if not alive and all(agent.start_at is None for agent in agents):
+        ended = (agent.start_at is None and (agent.process is None or stop_by is not None) for agent in agents)
+        if not alive and all(ended):
             break
         if should_stop() and stop_by is None:
             stop_by = time.monotonic() + grace_seconds

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,24 +68,26 @@ def test_a_request_to_a_sweep_and_its_workers_at_once_saves_every_run(tmp_path: 
     assert "again: leaving" not in place.logs()
 
 
-def own_network() -> list[str]:
-    """What runs a command in a network namespace of its own, as root or as a user."""
+def in_own_network(module: str, folder: Path) -> dict[str, Any]:
+    """What a module of these tests tells that runs in a network namespace of its own, as root or as a user."""
     ways = ["unshare", "--user", "--map-root-user", "--net"], ["unshare", "--net"]
-    return next(way for way in ways if subprocess.run([*way, "true"], capture_output=True).returncode == 0)
+    way = next(way for way in ways if subprocess.run([*way, "true"], capture_output=True).returncode == 0)
+    ended = subprocess.run(
+        [*way, sys.executable, "-m", f"tests.faults.{module}", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return told
 
 
 def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
     """Two nodes in a network namespace with a loopback interface alone; one dies while it trains."""
     calm = Place(tmp_path, write_sweep(tmp_path, 4), "calm")
     assert calm.start("cpu:2").wait(300) == 0
-    ended = subprocess.run(
-        [*own_network(), sys.executable, "-m", "tests.faults.ray_nodes", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = json.loads(ended.stdout.splitlines()[-1])
+    told = in_own_network("ray_nodes", tmp_path)
     assert len(told["attempts"]) == 2
     assert told["died"] in told["attempts"]
     for member in load_sweep(calm.file).members:
@@ -94,14 +97,7 @@ def test_a_sweep_survives_the_death_of_a_ray_node(tmp_path: Path) -> None:
 def test_a_sweep_on_ray_that_is_asked_to_stop_saves_every_run(tmp_path: Path) -> None:
     """Ray handles SIGTERM by dumping a stack, and cancels tasks whose workers are then told twice."""
     names = [member.name for member in load_sweep(write_sweep(tmp_path, 2, SLOW)).members]
-    ended = subprocess.run(
-        [*own_network(), sys.executable, "-m", "tests.faults.ray_stop", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=700,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = json.loads(ended.stdout.splitlines()[-1])
+    told = in_own_network("ray_stop", tmp_path)
     assert told["code"] == 75, told["said"]
     assert "SIGTERM received at" not in told["said"]
     assert all(list((tmp_path / "store" / name / "state").glob("step-*")) for name in names)
