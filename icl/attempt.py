@@ -10,6 +10,7 @@ from icl.core.errors import BackendUnavailableError, NonFiniteLossError, SpecErr
 from icl.core.spec import Spec
 from icl.io.errors import CheckpointError, RunOwnedError, StoreError
 from icl.io.names import run_name
+from icl.output import unbreakable_output
 from icl.stopping import EXIT_INTERRUPTED
 
 EXIT_SPEC, EXIT_BACKEND, EXIT_STORE, EXIT_NON_FINITE, EXIT_OWNED = 2, 3, 4, 5, 6
@@ -68,15 +69,19 @@ def attempt(
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command, or of what it raised; what a user can mend is said on stderr without a traceback."""
-    try:
-        return command()
-    except SpecError as error:
-        return _say(error, EXIT_SPEC)
-    except BackendUnavailableError as error:
-        return _say(error, EXIT_BACKEND)
-    except (StoreError, CheckpointError) as error:
-        return _say(error, EXIT_STORE)
+    """The exit code of a command, or of what it raised; what a user can mend is said on stderr without a traceback.
+
+    Nobody has to read what the command says: its code is the same when stdout and stderr are gone.
+    """
+    with unbreakable_output():
+        try:
+            return command()
+        except SpecError as error:
+            return _say(error, EXIT_SPEC)
+        except BackendUnavailableError as error:
+            return _say(error, EXIT_BACKEND)
+        except (StoreError, CheckpointError) as error:
+            return _say(error, EXIT_STORE)
 
 
 def _say(error: Exception, code: int) -> int:

@@ -10,8 +10,8 @@ from icl.core.backend import Tree
 from icl.core.errors import NonFiniteLossError
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import unflatten_params
-from icl.core.pace import Pace
 from icl.core.plan import build_plan
+from icl.core.slowdown import Slowdown
 from icl.profiling import Profiler
 from icl.resume import Setup
 
@@ -26,7 +26,7 @@ class Effects:
         self._checkpoint, self._evaluate = frozenset(plan.checkpoint), frozenset(plan.evaluate)
         self._save_state, self._log = frozenset(plan.save_state), frozenset(plan.log)
         self._setup, self._phase, self._saved = setup, profiler.phase, saved
-        self._pace, self._profile, self._last_reading = Pace(), profiler.profile, (saved, 0.0)
+        self._slowdown, self._profile, self._last_reading = Slowdown(), profiler.profile, (saved, 0.0)
         self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
         self._rows: dict[int, dict[str, float]] = {}
@@ -42,7 +42,7 @@ class Effects:
         if save_state or step in self._checkpoint or step in self._evaluate or step in self._log:
             with self._phase("train"):
                 self._fetch_losses(step)
-            self._watch_pace(step)
+            self._watch_slowdown(step)
             if self._losses:
                 row[TRAINING_LOSS] = float(self._losses[-1][-1])
         if step in self._evaluate:
@@ -69,12 +69,12 @@ class Effects:
             self._saved, self._losses, self._rows = step, [], {}
         setup.progress(step, row)
 
-    def _watch_pace(self, step: int) -> None:
+    def _watch_slowdown(self, step: int) -> None:
         """Say once when steps have become many times slower than they were."""
         before, told = self._last_reading
         seconds = self._profile["train"]["wall_seconds"]
         self._last_reading = (step, seconds)
-        slow = self._pace.add(step - before, seconds - told) if step > before else None
+        slow = self._slowdown.add(step - before, seconds - told) if step > before else None
         if slow:
             logger.warning(
                 "steps take %.3g ms, and took %.3g: something else uses this machine. If it uses the processor, stop "

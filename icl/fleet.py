@@ -7,6 +7,7 @@ W&B sweep divides the work, or else each VM takes its share of the list, and the
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,14 @@ from icl.core.errors import BackendUnavailableError, SpecError
 from icl.core.spec import WandbSpec
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
+from icl.io.errors import StoreError
 from icl.io.place import is_local, place_of
 from icl.io.sweepfile import Sweep, inline_sweep, load_sweep
 from icl.sweep import main as sweep_command
 
 _SOURCE = Path(__file__).resolve().parents[1]
 _RUNTIMES = {"tpu-v2": "tpu-ubuntu2204-base", "tpu-v3": "tpu-ubuntu2204-base", "tpu-v4": "tpu-ubuntu2204-base"}
+_LONGEST_STEM = 40  # of the sweep file's name in that of a job
 _ON_VM = "~/icl-sweep.json"
 
 
@@ -67,11 +70,11 @@ class Fleet:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    return guarded(lambda: _do(arguments))
+
+
+def _do(arguments: list[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    return guarded(lambda: _do(options))
-
-
-def _do(options: argparse.Namespace) -> int:
     sweep = load_sweep(options.file, store=options.store)
     store = sweep.store
     if is_local(place_of(store)) or store.startswith("memory:"):
@@ -148,11 +151,17 @@ def _up(options: argparse.Namespace, sweep: Sweep, store: str, folder: Path) -> 
     )
     if not options.yes and input("Start them? [y/N] ").strip().lower() not in ("y", "yes"):
         return 1
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(inline_sweep(options.file), indent=2))
     job = folder / "job.yaml"
-    job.write_text(fleet.yaml())
-    (folder / "vms").write_text(str(options.vms))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(inline_sweep(options.file), indent=2))
+        job.write_text(fleet.yaml())
+        (folder / "vms").write_text(str(options.vms))
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: got {error.strerror or error}; expected a folder that can be written, for what is known of "
+            "this fleet. Free some room there, or set XDG_STATE_HOME to another place."
+        ) from None
     secret = ["--secret", "WANDB_API_KEY"] if "WANDB_API_KEY" in os.environ else []
     for index in range(options.vms):
         shard = f"ICL_SHARD={index}/{options.vms}"
@@ -177,7 +186,10 @@ def _down(sky: str, sweep: Sweep, folder: Path, given: int | None) -> int:
 
 
 def _job(sweep: Sweep, index: int) -> str:
-    return f"icl-{sweep.name}-{index}".lower().replace("_", "-")
+    """What SkyPilot calls the job of a VM: letters, digits and single dashes, the sweep's digest among them."""
+    stem, _, digest = sweep.name.rpartition("-")
+    words = re.findall("[a-z0-9]+", stem.lower()[:_LONGEST_STEM])
+    return "-".join(["icl", *words, digest, str(index)])
 
 
 def _find_sky(given: str | None) -> str:

@@ -24,6 +24,7 @@ from icl.io.store import open_store
 from icl.loop import execute
 from icl.predictor import Predictor
 from icl.progress import Progress, progress_bar
+from icl.stopping import interruptible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +134,9 @@ def train(
 ) -> Run:
     """Train a spec to its end, going on from whatever its store holds, and return the run.
 
+    Ctrl-C, or interrupting the kernel, saves at the end of the chunk and raises KeyboardInterrupt; a second one raises
+    it at once.
+
     Args:
         spec: a Spec, plain data, or the path of a JSON file.
         backend, store: override the spec's `run.backend` and `run.store`; neither changes the run's name.
@@ -147,8 +151,8 @@ def train(
         showing: AbstractContextManager[Progress] = progress_bar(resolved.training.total_steps, leave=True)
     else:
         showing = nullcontext(progress or (lambda step, row: None))
-    with showing as tell:
-        outcome = execute(resolved, allow_backend_change=allow_backend_change, progress=tell)
+    with showing as tell, interruptible() as should_stop:
+        outcome = execute(resolved, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=tell)
         tell(outcome.step, {})
     return load_run(outcome.store, outcome.run)
 

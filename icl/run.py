@@ -18,17 +18,17 @@ from icl.stopping import StopRequest
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    return guarded(lambda: _do(arguments))
+
+
+def _do(arguments: list[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.schema:
-        sys.stdout.buffer.write(orjson.dumps(spec_json_schema(), option=orjson.OPT_INDENT_2) + b"\n")
+        _print_json(spec_json_schema())
         return 0
     if options.spec is None:
         parser.error("the following arguments are required: SPEC")
-    return guarded(lambda: _do(options))
-
-
-def _do(options: argparse.Namespace) -> int:
     spec = with_run(_spec(options), backend=options.backend, store=options.store)
     if options.name:
         print(run_name(spec))
@@ -89,13 +89,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(spec: Spec) -> int:
     plan = build_plan(spec)
-    sys.stdout.buffer.write(orjson.dumps(orjson.loads(encode_spec(spec)), option=orjson.OPT_INDENT_2) + b"\n")
+    _print_json(orjson.loads(encode_spec(spec)))
     print(
         f"{run_name(spec)}: {spec.training.total_steps} steps, {len(plan.checkpoint)} distinct checkpoints, "
         f"{len(plan.evaluate)} distinct evaluations",
         file=sys.stderr,
     )
     return 0
+
+
+def _print_json(data: object) -> None:
+    sys.stdout.buffer.write(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_stop: StopRequest) -> int:

@@ -10,9 +10,19 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
 
 EXIT_INTERRUPTED = 75
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_ASKED = 0  # in place of a signal's number: asked by a call
+# Signals within so many seconds are one request that several send at once: a service manager to every process of a
+# service, `timeout` to a process and to its group, a terminal to all in front. They arrive within milliseconds of each
+# other, and on a machine that swaps within a second; nobody who means "now" waits much longer than this.
+_ONE_REQUEST_SECONDS = 2.0
+_TELLING_SECONDS = 1.0  # for a line about what is done anyway
 
 
 class StopRequest:
@@ -48,41 +58,115 @@ class StopRequest:
         self._reader.close()
 
     def __call__(self) -> bool:
-        """Whether a signal has come."""
+        """Whether this process was asked to stop."""
         self._called = time.monotonic()
         return self._event.is_set()
 
+    def ask(self) -> None:
+        """Ask this process to stop, from any thread; however often, before or after a signal, it is one request."""
+        with suppress(OSError):  # it is over, or asked so often that there is no room to ask once more
+            self._writer.send(bytes([_ASKED]))
+
     def _watch(self) -> None:
-        self._reader.settimeout(None if self._watchdog_seconds is None else min(1.0, self._watchdog_seconds))
-        first = None
-        while first is None:
-            first = self._next_signal()
-            if first is None and time.monotonic() - self._called > float(self._watchdog_seconds or 0):
-                _say(f"nothing has ended in {self._watchdog_seconds:g} s: leaving; run again to go on")
-                os._exit(EXIT_INTERRUPTED)
-        if not first:
+        received = self._next(self._watchdog_seconds, lambda: self._called)
+        if received == []:
+            _leave(EXIT_INTERRUPTED, f"nothing has ended in {self._watchdog_seconds:g} s: leaving; run again to go on")
+        if received is None:
             return
         self._event.set()
-        _say(f"{signal.Signals(first).name}: saving at the end of this chunk")
-        self._reader.settimeout(self._grace_seconds)
-        second = self._next_signal()
-        if second is None:
-            _say(f"no chunk ended and was saved within {self._grace_seconds:g} s: leaving; run again to go on")
-            os._exit(EXIT_INTERRUPTED)
-        if second:
-            _say(f"{signal.Signals(second).name} again: leaving; run again to go on")
-            os._exit(128 + second)
+        begun = time.monotonic()
+        first, told = begun if any(received) else None, False  # a request without a signal has no second
+        name = signal.Signals(max(received)).name if any(received) else "asked to stop"
+        _say(f"{name}: saving at the end of this chunk")
+        while received := self._next(self._grace_seconds, lambda: begun):
+            number, now = max(received), time.monotonic()
+            if number == _ASKED:
+                continue
+            if first is None:
+                first = now
+                continue
+            left = first + _ONE_REQUEST_SECONDS - now
+            if left <= 0:
+                _leave(128 + number, f"{signal.Signals(number).name} again: leaving; run again to go on")
+            if not told:
+                told = True
+                _say(f"asked to stop already, and saving; again in {left:.1f} s ends it at once")
+        if received is not None:
+            _leave(
+                EXIT_INTERRUPTED,
+                f"no chunk ended and was saved within {self._grace_seconds:g} s: leaving; run again to go on",
+            )
 
-    def _next_signal(self) -> int | None:
-        """The number of the next signal that asks to stop; 0 when none will come; None when it takes too long."""
-        try:
-            while received := self._reader.recv(1):
-                if received[0] in _NUMBERS:
-                    return received[0]
-        except TimeoutError:
-            return None
-        return 0
+    def _next(self, seconds: float | None, since: Callable[[], float]) -> list[int] | None:
+        """The requests that have come; none when it takes longer than so many seconds; None when none can come."""
+        while True:
+            left = None if seconds is None else since() + seconds - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            self._reader.settimeout(left)
+            try:
+                received = self._reader.recv(4096)
+            except TimeoutError:
+                continue
+            if not received:
+                return None
+            if found := [number for number in received if number in (_ASKED, *_NUMBERS)]:
+                return found
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Have the signals that ask to stop handled as before by whatever is done inside."""
+    handlers = {number: signal.getsignal(number) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # which was not set by Python
+                signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed inside, or a notebook's kernel interrupted; leaving then raises KeyboardInterrupt.
+
+    A second time raises it at once. In a thread that is not the main one, where no signal arrives, nothing is done.
+    """
+    before: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: False
+        return
+    asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        _say("interrupted: saving at the end of this chunk; once more stops at once and saves nothing")
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt("interrupted, and what was trained is saved: run it again to go on")
+
+
+def _leave(code: int, line: str) -> NoReturn:
+    _say(line)
+    os._exit(code)
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Say something in a thread of its own, since a reader that is gone or asleep must hold nobody up."""
+
+    def say() -> None:
+        with suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+    with suppress(RuntimeError):  # no more threads are to be had
+        teller = threading.Thread(target=say, daemon=True)
+        teller.start()
+        teller.join(_TELLING_SECONDS)

@@ -27,23 +27,23 @@ logger = logging.getLogger("icl")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _do(sys.argv[1:] if arguments is None else arguments))
+
+
+def _do(given: Sequence[str]) -> int:
     options = _parser().parse_args(given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    return guarded(lambda: _do(options, given))
-
-
-def _do(options: argparse.Namespace, given: Sequence[str]) -> int:
     for engine, option in (("ray", "ray_address"), ("wandb", "wandb_sweep")):
         if getattr(options, option) is not None and options.engine != engine:
             raise SpecError(f"--{option.replace('_', '-')}: got it with --engine {options.engine}; expected {engine}.")
     sweep = load_sweep(options.file, store=options.store)
     store = open_store(sweep.store)
-    session = session_of(sweep.name, store.url)
+    name = sweep.name
     if options.shard:
         sweep = sweep.shard(*options.shard)
     if options.list:
         return _list(sweep, store)
+    session = session_of(name, store.url)
     if options.attach:
         return _attach(session)
     if options.stop:

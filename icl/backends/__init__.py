@@ -2,14 +2,19 @@
 
 import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from icl.core.backend import Backend
 from icl.core.errors import BackendUnavailableError
 
+if TYPE_CHECKING:  # it needs torch, which a command line that trains nothing does not load
+    from icl.core.backend import Backend
+
 _ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
+# The kinds of device that a backend runs on, its own first; one that is not here runs on whatever it is given.
+_KINDS = {"cpu": ("cpu",), "cuda": ("cuda",), "xla": ("tpu", "cpu")}
 
 
-def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | None = None) -> Backend:
+def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | None = None) -> "Backend":
     """The backend of that name, ready to run.
 
     Args:
@@ -18,12 +23,24 @@ def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | 
 
     Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
     """
-    if name not in _ADAPTERS:
-        known = ", ".join(sorted(_ADAPTERS))
-        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
+    _require_known(name)
     module = importlib.import_module(f"icl.backends.{name}")
     adapter: Callable[[str, int | None], Backend] = getattr(module, _ADAPTERS[name])
     return adapter(matmul_precision, threads)
+
+
+def device_kinds(name: str) -> tuple[str, ...] | None:
+    """The kinds of device that a backend runs on, its own first, without loading it; None for any kind.
+
+    Raises: BackendUnavailableError when there is no such backend.
+    """
+    _require_known(name)
+    return _KINDS.get(name)
+
+
+def backend_of_kind(kind: str) -> str:
+    """The backend whose own kind of device that is."""
+    return next(name for name, kinds in _KINDS.items() if kinds[0] == kind)
 
 
 def available_backends() -> dict[str, str]:
@@ -36,3 +53,9 @@ def available_backends() -> dict[str, str]:
         except BackendUnavailableError as error:
             found[name] = str(error)
     return found
+
+
+def _require_known(name: str) -> None:
+    if name not in _ADAPTERS:
+        known = ", ".join(sorted(_ADAPTERS))
+        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")

@@ -237,8 +237,14 @@ def _initialize_cache(matmul_precision: str) -> None:
     """Once a process; on the CPU compiled programs are written but cannot be read back, so it is for TPUs."""
     import torch_xla.runtime as xr
 
+    try:
+        folder = cache_folder(matmul_precision)
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # no home, or one that cannot be written
+        logging.getLogger("icl").warning("programs are compiled anew every time: no place to keep them (%s)", error)
+        return
     with suppress(AssertionError):  # another backend of this process has done it
-        xr.initialize_cache(str(cache_folder(matmul_precision)), readonly=False)
+        xr.initialize_cache(str(folder), readonly=False)
 
 
 def _version_of(package: str) -> str:

@@ -8,16 +8,20 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import attrs
 
+from icl.backends import backend_of_kind, device_kinds
 from icl.core.errors import BackendUnavailableError, SpecError
+from icl.core.spec import RunSpec
+from icl.io.errors import StoreError
 
 Kind = Literal["cpu", "cuda", "tpu"]
 _FIRST_PORT = 8476  # the one libtpu itself begins with
 # One thread, unless `run.threads` says more; those then sleep while they wait, since the cores are shared.
 _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+_DEFAULT_BACKEND = RunSpec().backend
 _VISIBLE: dict[Kind, tuple[str, ...]] = {
     "cpu": (),
     "cuda": ("CUDA_VISIBLE_DEVICES",),
@@ -36,8 +40,8 @@ class Device:
         return f"{self.kind}:{self.id}"
 
     def backend(self, asked: str) -> str:
-        """The backend that trains here what asks for another: on the processor "xla" stays, since it can."""
-        return {"tpu": "xla", "cuda": "cuda", "cpu": "xla" if asked == "xla" else "cpu"}[self.kind]
+        """The backend that trains here: see `backend_on`."""
+        return backend_on(self.kind, asked)
 
     def environment(self) -> dict[str, str]:
         """The variables that give a process this device and no other, to be set before any library is loaded.
@@ -96,13 +100,33 @@ def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> lis
     return [Device(kind, index) for index in chosen]
 
 
+def backend_on(kind: Kind, asked: str) -> str:
+    """The backend that trains on such a device a spec whose `run.backend` is `asked`; never another than asked.
+
+    Only "cpu", the default, which cannot be told from nothing asked, gives way to the device's own backend.
+
+    Raises: SpecError when what is asked for cannot run there, or is unknown.
+    """
+    kinds = _kinds_of(asked)
+    if kinds is None or kind in kinds:
+        return asked
+    own = backend_of_kind(kind)
+    if asked == _DEFAULT_BACKEND:
+        return own
+    raise SpecError(
+        f"run.backend: got {asked!r} with --devices {kind}; expected {own!r} there, or --devices "
+        f"{' or '.join(kinds)}. Correct one of them."
+    )
+
+
 def default_kind(backend: str, environment: Mapping[str, str] = os.environ) -> Kind:
     """The kind of device for specs that ask for `backend`; never another instead."""
-    if backend == "xla":
-        return "cpu" if environment.get("PJRT_DEVICE") == "CPU" else "tpu"
-    if backend not in ("cpu", "cuda"):
-        raise SpecError(f"run.backend: got {backend!r}; expected cpu, cuda or xla. Correct it.")
-    return "cuda" if backend == "cuda" else "cpu"
+    kinds = _kinds_of(backend)
+    if kinds is None:
+        raise SpecError(f"run.backend: got {backend!r}, which runs on any device; expected --devices with it. Add it.")
+    if environment.get("PJRT_DEVICE") == "CPU" and "tpu" in kinds and "cpu" in kinds:
+        return "cpu"
+    return kinds[0]
 
 
 def default_devices(backend: str, environment: Mapping[str, str] = os.environ) -> list[Device]:
@@ -131,17 +155,24 @@ def find_devices(kind: Kind, environment: Mapping[str, str] = os.environ) -> lis
 def held(devices: Sequence[Device]) -> Iterator[list[int]]:
     """Hold chips and GPUs while inside, and as long as a process lives that inherits the file descriptors given.
 
-    Raises: BackendUnavailableError when another process of this user holds one.
+    Raises: BackendUnavailableError when another process of this user holds one; StoreError where no file can be kept.
     """
-    folder = Path(tempfile.gettempdir()) / f"icl-devices-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    alone = [device for device in devices if device.kind != "cpu"]
     with ExitStack() as stack:
-        files = [
-            stack.enter_context(_locked(folder / f"{device.kind}-{device.id}.lock", device))
-            for device in devices
-            if device.kind != "cpu"
-        ]
-        yield [file.fileno() for file in files]
+        yield _hold(stack, alone) if alone else []
+
+
+def _hold(stack: ExitStack, devices: Sequence[Device]) -> list[int]:
+    try:
+        folder = Path(tempfile.gettempdir()) / f"icl-devices-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        files = [stack.enter_context(_locked(folder / f"{device.kind}-{device.id}.lock", device)) for device in devices]
+    except OSError as error:
+        raise StoreError(
+            f"--devices: got no place for the files that say who holds them ({error}); expected a folder for temporary "
+            "files that can be written. Free some room, or set TMPDIR."
+        ) from None
+    return [file.fileno() for file in files]
 
 
 @contextmanager
@@ -159,6 +190,13 @@ def _locked(path: Path, device: Device) -> Iterator[IO[str]]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield file
+
+
+def _kinds_of(backend: str) -> tuple[Kind, ...] | None:
+    try:
+        return cast("tuple[Kind, ...] | None", device_kinds(backend))
+    except BackendUnavailableError as error:
+        raise SpecError(f"run.{error}") from None
 
 
 def _indices(what: str, text: str) -> list[int]:

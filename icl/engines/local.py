@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 
 from icl.attempt import EXIT_BACKEND, EXIT_STORE, Ending
+from icl.core.errors import BackendUnavailableError
 from icl.engines.devices import Device
-from icl.engines.work import Job, Work, count_words, describe, pause_after
+from icl.engines.pace import Ticks, describe_pace, steps_per_second, with_tick
+from icl.engines.work import Job, Work, count_words, describe, pause_after, steps_left
 from icl.engines.worker import SAME_PROCESS, WorkerProcess
 from icl.io.codec import with_run
 from icl.stopping import EXIT_INTERRUPTED
@@ -30,6 +32,8 @@ class Slot:
     log: Path
     job: Job | None = None
     step: int = 0
+    trained: int = 0  # steps of all its runs, those that were computed twice among them
+    ticks: Ticks = ()
     failures: int = 0  # in a row
     note: str = ""
     worker: WorkerProcess | None = None
@@ -56,8 +60,10 @@ class LocalEngine:
     ) -> None:
         self._work, self._keep, self._allow_backend_change = work, keep, allow_backend_change
         self._max_worker_failures = max_worker_failures
+        self._raised: BaseException | None = None  # by a thread that serves a device
         self.slots = [Slot(device, folder / f"{device.kind}-{device.id}.log") for device in devices]
-        self._threads = [threading.Thread(target=self._serve, args=(slot,), daemon=True) for slot in self.slots]
+        self._ticks: Ticks = ()
+        self._threads: list[threading.Thread] = []
 
     def run(
         self, should_stop: Callable[[], bool], grace_seconds: float, show: Callable[[dict[str, Any]], None]
@@ -67,18 +73,35 @@ class LocalEngine:
         Args:
             grace_seconds: how long workers may take to stop before they are killed.
         """
-        for thread in self._threads:
-            thread.start()
+        try:
+            for slot in self.slots:
+                thread = threading.Thread(target=self._serve, args=(slot, grace_seconds), daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            self._stop(WorkerProcess.stop)
+            raise BackendUnavailableError(
+                f"--devices: got no thread for each of them ({error}); expected {len(self.slots)}. Name fewer devices, "
+                "or raise the limit on processes (ulimit -u)."
+            ) from None
         while not self._join(_REFRESH_SECONDS):
             show(self.status())
-            if should_stop():
-                self._signal(signal.SIGTERM)
+            if should_stop() or self._raised is not None:
+                self._stop(WorkerProcess.stop)
                 if not self._join(grace_seconds):
-                    self._signal(signal.SIGKILL)
+                    self._stop(WorkerProcess.kill)
         show(self.status())
+        if self._raised is not None:
+            raise self._raised
 
     def status(self) -> dict[str, Any]:
-        """Plain data: how many runs are in which state, and what each worker does."""
+        """Plain data: how many runs are in which state, how fast it goes, and what each worker does."""
+        now = time.monotonic()
+        if trained := sum(slot.trained for slot in self.slots):  # not before, while workers start
+            self._ticks = with_tick(self._ticks, now, trained)
+        here = {slot.job.member.name: slot.step for slot in self.slots if slot.job is not None}
+        states = self._work.states()
+        left = steps_left(attrs.evolve(state, step=here.get(state.name, state.step)) for state in states)
         workers = []
         for slot in self.slots:
             job = slot.job
@@ -89,10 +112,12 @@ class LocalEngine:
                     "run": job and job.member.name,
                     "step": slot.step,
                     "total_steps": job and job.state.total_steps,
+                    "steps_per_second": steps_per_second(slot.ticks, now) if job else None,
                     "note": slot.note,
                 }
             )
-        return {"counts": count_words(self._work.states()), "workers": workers}
+        pace = describe_pace(left, steps_per_second(self._ticks, now))
+        return {"counts": count_words(states), "pace": pace, "workers": workers}
 
     def _join(self, seconds: float) -> bool:
         """Wait for so long; whether everything has ended."""
@@ -101,17 +126,27 @@ class LocalEngine:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _signal(self, number: int) -> None:
-        """Pass a signal on to every worker, and give out no more runs."""
+    def _stop(self, end: Callable[[WorkerProcess], None]) -> None:
+        """Stop or kill every worker, and give out no more runs."""
         self._work.stop()
         for slot in self.slots:
             worker = slot.worker
             if worker is not None:
-                worker.stop(number)
+                end(worker)
 
-    def _serve(self, slot: Slot) -> None:
+    def _serve(self, slot: Slot, grace_seconds: float) -> None:
+        """Train on a device until nothing is left; whatever is raised here ends the whole sweep, every run saved."""
+        try:
+            self._serve_runs(slot)
+        except BaseException as error:
+            logger.error("%s: %s: %s; the sweep stops", slot.device, type(error).__name__, error)
+            self._raised = self._raised or error
+            if slot.worker is not None:
+                slot.worker.close(grace_seconds)
+
+    def _serve_runs(self, slot: Slot) -> None:
         while slot.failures < self._max_worker_failures and (job := self._work.take(str(slot.device))) is not None:
-            slot.job, slot.step, slot.note = job, job.state.step, ""
+            slot.job, slot.step, slot.ticks, slot.note = job, job.state.step, (), ""
             result = self._attempt(slot, job)
             slot.job = None
             self._work.settle(job, result)
@@ -129,22 +164,33 @@ class LocalEngine:
             logger.error("%s %s", slot.device, slot.note)
 
     def _attempt(self, slot: Slot, job: Job) -> Ending | int:
+        spec = with_run(job.member.spec, backend=slot.device.backend(job.member.spec.run.backend))
         if slot.worker is None:
-            with slot.log.open("ab") as log:
-                environment = {**slot.device.environment(), "ICL_WORKER": str(slot.device)}
-                slot.worker = WorkerProcess(environment, log, self._keep)
+            try:
+                slot.worker = self._begin_worker(slot)
+            except OSError as error:
+                told = f"worker: got no process ({error}); expected one. It is tried again."
+                return Ending(EXIT_BACKEND, job.member.name, spec.run.store, None, "failed", told)
             if self._work.is_stopping:  # since, and this worker has not been told
                 slot.worker.stop()
 
         def progress(step: int) -> None:
+            slot.trained += max(0, step - slot.step)
             slot.step = step
+            slot.ticks = with_tick(slot.ticks, time.monotonic(), slot.trained)
 
-        spec = with_run(job.member.spec, backend=slot.device.backend(job.member.spec.run.backend))
         result = slot.worker.ask(spec, allow_backend_change=self._allow_backend_change, progress=progress)
+        if isinstance(result, Ending) and result.status in ("complete", "interrupted") and result.step is not None:
+            progress(result.step)
         if not isinstance(result, Ending) or result.code not in SAME_PROCESS:
             slot.worker.close(_LEAVING_SECONDS)
             slot.worker = None
         return result
+
+    def _begin_worker(self, slot: Slot) -> WorkerProcess:
+        with slot.log.open("ab") as log:
+            environment = {**slot.device.environment(), "ICL_WORKER": str(slot.device)}
+            return WorkerProcess(environment, log, self._keep)
 
 
 def _is_devices_fault(result: Ending | int) -> bool:

@@ -5,7 +5,6 @@ decided here, as on one machine.
 """
 
 import logging
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,8 @@ from icl.engines.devices import Device, Kind
 from icl.engines.work import Job, Work, count_words
 from icl.engines.worker import WorkerProcess
 from icl.io.codec import spec_from_data, spec_to_data, with_run
+from icl.io.place import place_of
+from icl.stopping import handlers_kept
 
 _REFRESH_SECONDS = 0.5
 _ASKS: dict[Kind, dict[str, Any]] = {
@@ -47,7 +48,8 @@ def run_on_ray(
         import ray
     except ImportError as error:
         raise BackendUnavailableError(f"engine ray: got no ray ({error}); expected it. Install `icl[ray]`.") from None
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    with handlers_kept():  # it has SIGTERM dump a stack
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     try:
         train = ray.remote(**_ASKS[kind], max_retries=-1, max_calls=1)(_train)
         tasks: dict[Any, Job] = {}
@@ -60,7 +62,9 @@ def run_on_ray(
 
         while not should_stop() and any(job.is_open for job in work.jobs):
             while (job := work.take_due("ray")) is not None:
-                spec = with_run(job.member.spec, backend=Device(kind, "0").backend(job.member.spec.run.backend))
+                run = job.member.spec.run
+                backend = Device(kind, "0").backend(run.backend)
+                spec = with_run(job.member.spec, backend=backend, store=place_of(run.store))
                 tasks[train.remote(spec_to_data(spec), kind, allow_backend_change, grace_seconds)] = job
             if tasks:
                 collect(_REFRESH_SECONDS)
@@ -81,10 +85,7 @@ def _train(spec: dict[str, Any], kind: Kind, allow_backend_change: bool, grace_s
     worker = WorkerProcess({**_device_here(kind).environment(), "ICL_WORKER": f"ray node {_context().get_node_id()}"})
     try:
         result = worker.ask(spec_from_data(spec), allow_backend_change=allow_backend_change)
-    except BaseException:  # cancelled
-        worker.stop(signal.SIGTERM)
-        raise
-    finally:
+    finally:  # also when this task is cancelled
         worker.close(grace_seconds)
     return attrs.asdict(result) if isinstance(result, Ending) else result
 

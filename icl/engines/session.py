@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from icl.core.errors import SpecError
+from icl.io.errors import StoreError
 from icl.io.place import place_of
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
@@ -35,8 +36,9 @@ class Session:
     @contextmanager
     def begun(self) -> Iterator[None]:
         """Be the process that runs the sweep. Raises SpecError when there is one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._pid_file.open("a+") as file:
+        with ExitStack() as stack:
+            with self._writable():
+                file = stack.enter_context(self._pid_file.open("ab+", buffering=0))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -44,10 +46,10 @@ class Session:
                     f"sweep: got one that process {self.pid()} runs here; expected none. Watch it with --attach, "
                     "end it with --stop."
                 ) from None
-            self._status_file.unlink(missing_ok=True)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with self._writable():
+                self._status_file.unlink(missing_ok=True)
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
             yield
             file.truncate(0)
 
@@ -62,10 +64,11 @@ class Session:
         return None
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Replace the status by a newer one."""
+        """Replace the status by a newer one, where there is room; a sweep that nobody can watch goes on."""
         temporary = self._status_file.with_suffix(".new")
-        temporary.write_bytes(orjson.dumps(status))
-        temporary.replace(self._status_file)
+        with suppress(OSError):
+            temporary.write_bytes(orjson.dumps(status))
+            temporary.replace(self._status_file)
 
     def read_status(self) -> dict[str, Any] | None:
         """The newest status."""
@@ -77,8 +80,7 @@ class Session:
 
     def detach(self, command: Sequence[str]) -> int | None:
         """Run a command that begins this session, apart from this terminal; returns its exit code if it has ended."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        with self._writable(), self.log.open("ab") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -102,6 +104,18 @@ class Session:
             time.sleep(_POLL_SECONDS)
         return True
 
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Make the folder; a StoreError for what the system refuses then and inside."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder}: got {error.strerror or error}; expected a folder that can be written, for the logs of "
+                "this sweep. Free some room there, or set XDG_STATE_HOME to another place."
+            ) from None
+
     @property
     def _pid_file(self) -> Path:
         return self.folder / "pid"
@@ -112,7 +126,15 @@ class Session:
 
 
 def session_of(sweep: str, store: str) -> Session:
-    """The session of a sweep and a store on this machine, wherever it is asked from."""
+    """The session of a sweep and a store on this machine, wherever it is asked from.
+
+    Raises: StoreError where the user has no home.
+    """
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    if state.startswith("~"):
+        raise StoreError(
+            f"home: got none for user {os.getuid()}; expected a folder for the logs of sweeps. Set HOME, or "
+            "XDG_STATE_HOME."
+        )
     digest = hashlib.sha256(place_of(store).encode()).hexdigest()[:8]
     return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")

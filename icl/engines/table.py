@@ -1,8 +1,10 @@
 """A sweep as lines of text: rewritten in place on a terminal, and only where something has changed elsewhere."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from icl.engines.pace import rate_in_words, time_in_words
 from icl.io.states import RunState
 
 
@@ -16,7 +18,8 @@ class Table:
     def show(self, status: Mapping[str, Any]) -> None:
         """Show a status as `describe_status` puts it; without a terminal, only what runs and counts that are new."""
         if self._stream.isatty():
-            lines = describe_status(status)
+            columns = _columns(self._stream)
+            lines = [line[:columns] for line in describe_status(status)]  # one that is wrapped would count as two
             up = f"\x1b[{self._shown}F" if self._shown else ""
             self._stream.write(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[0J")
             self._shown = len(lines)
@@ -25,19 +28,22 @@ class Table:
                 _counts(status),
                 *(f"{worker['device']}: {worker['run']}" for worker in status["workers"] if worker["run"]),
             ]
-            self._stream.writelines(f"{line}\n" for line in lines if line not in self._before)
+            new = [line for line in lines if line not in self._before]
+            self._stream.writelines(f"{line}\n" for line in [*new, *(_pace(status) if new else [])])
             self._before = set(lines)
         self._stream.flush()
 
 
 def describe_status(status: Mapping[str, Any]) -> list[str]:
-    """The counts, and a line for each worker."""
-    lines = [_counts(status)]
+    """The counts with the pace, and a line for each worker with its own."""
+    lines = ["; ".join([_counts(status), *_pace(status)])]
     for worker in status["workers"]:
         doing = worker["note"] or "idle"
         if worker["run"]:
             part = worker["step"] / worker["total_steps"]
-            doing = f"{'#' * round(20 * part):20} {part:4.0%}  {worker['step']:>8}  {worker['run']}"
+            rate = worker.get("steps_per_second")
+            speed = f"{rate_in_words(rate):>7}/s  " if rate else ""
+            doing = f"{'#' * round(20 * part):20} {part:4.0%}  {worker['step']:>8}  {speed}{worker['run']}"
         lines.append(f"  {worker['device']:8} {doing}")
     return lines
 
@@ -55,3 +61,19 @@ def describe_states(states: Sequence[RunState], labels: Iterable[str]) -> list[s
 def _counts(status: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {word}" for word, count in status["counts"].items() if count)
     return f"{sum(status['counts'].values())} runs: {counts}"
+
+
+def _pace(status: Mapping[str, Any]) -> list[str]:
+    """Steps a second and the time left in words, where they are known."""
+    pace = status.get("pace") or {}
+    if not pace.get("steps_per_second"):
+        return []
+    return [f"{rate_in_words(pace['steps_per_second'])} steps/s, about {time_in_words(pace['seconds_left'])} left"]
+
+
+def _columns(stream: IO[str]) -> int | None:
+    """How long a line may be on a terminal; None where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import attrs
 
 from icl.core.errors import SpecError
 from icl.core.spec import WandbSpec
-from icl.engines.devices import Device, Kind, default_devices, default_kind, held, parse_devices
+from icl.engines.devices import Device, Kind, backend_on, default_devices, default_kind, held, parse_devices
 from icl.engines.local import LocalEngine
+from icl.engines.pace import Ticks, describe_pace, steps_per_second, with_tick
 from icl.engines.ray import run_on_ray
 from icl.engines.wandb import register_sweep, run_agents
 from icl.engines.wandb_agent import AgentTask
-from icl.engines.work import Work, count_words
+from icl.engines.work import Work, count_words, steps_left
 from icl.io.place import place_of
 from icl.io.states import RunState, run_states
 from icl.io.store import Store
@@ -24,6 +25,7 @@ from icl.io.sweepfile import Sweep
 
 _MORE_SECONDS = 5.0  # than a run may take to stop, for its worker
 _LOOK_SECONDS = 5.0  # between two looks into the store, some requests a run
+_SAVED_SECONDS = 600.0  # over which the pace of what is saved is told: states are saved now and then
 logger = logging.getLogger("icl")
 
 
@@ -66,14 +68,15 @@ class SweepTraining:
             raise SpecError(
                 f"--devices: got {given!r}; expected cpu, cuda or tpu with --engine ray, one for each task."
             )
-        work = self._work()
+        self._check_backends(kinds[given])
+        work, pace = self._work(), _SavedPace()
         run_on_ray(
             work,
             kinds[given],
             address=address,
             should_stop=self.should_stop,
             grace_seconds=grace_seconds(self.sweep),
-            show=self.show,
+            show=lambda status: self.show({**status, "pace": pace.of(work.states())}),
             allow_backend_change=self.allow_backend_change,
         )
         return work.states()
@@ -91,17 +94,19 @@ class SweepTraining:
             place = place_of(self.store.url)
             return AgentTask(os.path.abspath(file), place, device, self.max_attempts, self.allow_backend_change)
 
-        def counts() -> Iterator[Mapping[str, int]]:
-            """How many runs are in which state, read from the store every few seconds."""
+        def looked() -> Iterator[dict[str, Any]]:
+            """How many runs are in which state, and how fast it goes, read from the store every few seconds."""
+            pace = _SavedPace()
             while True:
-                found, read_at = count_words(self._states()), time.monotonic()
+                states, read_at = self._states(), time.monotonic()
+                found = {"counts": count_words(states), "pace": pace.of(states)}
                 while time.monotonic() < read_at + _LOOK_SECONDS:
                     yield found
 
-        looks = counts()
+        looks = looked()
 
         def show(workers: list[dict[str, Any]]) -> None:
-            self.show({"counts": next(looks), "workers": workers})
+            self.show({**next(looks), "workers": workers})
 
         with held(devices) as keep:
             for _ in range(self.max_attempts):
@@ -129,9 +134,16 @@ class SweepTraining:
         return self._states()
 
     def _devices(self) -> list[Device]:
-        if self.devices:
-            return parse_devices(self.devices)
-        return default_devices(_backend_of(self.sweep))
+        devices = parse_devices(self.devices) if self.devices else default_devices(_backend_of(self.sweep))
+        self._check_backends(devices[0].kind)
+        return devices
+
+    def _check_backends(self, kind: Kind) -> None:
+        """Say which backend trains where another was named. Raises SpecError when a run asks for one that cannot."""
+        for asked in sorted({member.spec.run.backend for member in self.sweep.members}):
+            chosen = backend_on(kind, asked)
+            if chosen != asked:
+                logger.info("--devices %s: training on backend %s, not %s", self.devices, chosen, asked)
 
     def _work(self) -> Work:
         return Work(
@@ -145,6 +157,19 @@ class SweepTraining:
     def _states(self) -> list[RunState]:
         """Where the runs stand, without looking twice at those that other machines may be training."""
         return run_states(self.store, [(m.name, m.spec) for m in self.sweep.members], pause=lambda seconds: None)
+
+
+@attrs.define
+class _SavedPace:
+    """How fast runs go whose workers do not say so, from what is saved of them."""
+
+    _ticks: Ticks = ()
+
+    def of(self, states: Sequence[RunState]) -> dict[str, Any]:
+        """The pace after one more look."""
+        now = time.monotonic()
+        self._ticks = with_tick(self._ticks, now, sum(state.step for state in states), _SAVED_SECONDS)
+        return describe_pace(steps_left(states), steps_per_second(self._ticks, now, _SAVED_SECONDS))
 
 
 def grace_seconds(sweep: Sweep) -> float:

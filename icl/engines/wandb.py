@@ -33,10 +33,19 @@ class _Agent:
     """An agent's process on a device."""
 
     device: Device
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
     failures: int = 0
-    restart_at: float | None = None
+    start_at: float | None = 0.0  # on the monotonic clock; None while it runs, or when it is not started again
     note: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def ask_to_stop(self) -> None:
+        """End its stdin, which is one request with a signal that it got itself."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 def register_sweep(wandb_spec: WandbSpec, name: str, runs: Sequence[str]) -> str:
@@ -110,50 +119,66 @@ def run_agents(
                 start_new_session=True,
             )
 
-    agents = [_Agent(device, begin(device)) for device in devices]
+    agents = [_Agent(device) for device in devices]
     stop_by = None
     while True:
         for agent in agents:
             _tend(agent, begin, max_worker_failures, stopping=stop_by is not None)
-        alive = [agent for agent in agents if agent.process.poll() is None]
+        alive = [agent for agent in agents if agent.is_alive]
         show(
             [
-                {"device": str(a.device), "pid": a.process.pid, "run": None, "note": a.note or "W&B agent"}
-                for a in agents
+                {
+                    "device": str(agent.device),
+                    "pid": agent.process and agent.process.pid,
+                    "run": None,
+                    "note": agent.note or "W&B agent",
+                }
+                for agent in agents
             ]
         )
-        if not alive and all(agent.restart_at is None for agent in agents):
+        ended = (agent.start_at is None and (agent.process is None or stop_by is not None) for agent in agents)
+        if not alive and all(ended):
             break
         if should_stop() and stop_by is None:
             stop_by = time.monotonic() + grace_seconds
             for agent in alive:
-                agent.process.send_signal(signal.SIGTERM)  # which the agent passes on; to the group it would be twice
+                agent.ask_to_stop()
         if stop_by is not None and time.monotonic() > stop_by:
             for agent in alive:
+                assert agent.process is not None
                 with suppress(ProcessLookupError):
                     os.killpg(agent.process.pid, signal.SIGKILL)
         time.sleep(_REFRESH_SECONDS)
     for agent in agents:
-        assert agent.process.stdin is not None
-        agent.process.stdin.close()
+        agent.ask_to_stop()
 
 
 def _tend(agent: _Agent, begin: Callable[[Device], subprocess.Popen[bytes]], most: int, *, stopping: bool) -> None:
-    """Start an agent that died again, after a pause; one that ended well has nothing left to do."""
-    code = agent.process.poll()
-    if code is None:
+    """Start an agent, and one that died again, after a pause; one that ended well has nothing left to do."""
+    if agent.is_alive:
         return
-    if code == 0 or stopping:
-        agent.note, agent.restart_at = "no more runs", None
-    elif agent.restart_at is None and agent.failures < most:
-        agent.failures += 1
-        agent.restart_at = time.monotonic() + pause_after(agent.failures)
-        agent.note = f"the agent ended with exit code {code}"
-        if agent.failures == most:
-            agent.restart_at = None
-            logger.error("%s: %s, %d times in a row", agent.device, agent.note, most)
-    elif agent.restart_at is not None and time.monotonic() >= agent.restart_at:
-        agent.process, agent.restart_at, agent.note = begin(agent.device), None, ""
+    if stopping:
+        agent.start_at = None
+    elif agent.start_at is None and agent.process is not None:
+        agent.ask_to_stop()
+        code, agent.process = agent.process.wait(), None
+        if code == 0:
+            agent.note = "no more runs"
+        else:
+            _fail(agent, f"the agent ended with exit code {code}", most)
+    elif agent.start_at is not None and time.monotonic() >= agent.start_at:
+        try:
+            agent.process, agent.start_at, agent.note = begin(agent.device), None, ""
+        except OSError as error:
+            _fail(agent, f"the agent did not start ({error})", most)
+
+
+def _fail(agent: _Agent, note: str, most: int) -> None:
+    agent.failures, agent.note = agent.failures + 1, note
+    agent.start_at = time.monotonic() + pause_after(agent.failures)
+    if agent.failures >= most:
+        agent.start_at = None
+        logger.error("%s: %s, %d times in a row", agent.device, note, agent.failures)
 
 
 def _agent_environment() -> dict[str, str]:

@@ -8,8 +8,10 @@ which device, is in the environment, since it may differ from machine to machine
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+from contextlib import suppress
 
 import attrs
 import orjson
@@ -61,20 +63,29 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "agent":
         from wandb.cli.cli import cli
 
-        threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+        received, wakeup = socket.socketpair()
+        received.setblocking(False)
+        wakeup.setblocking(False)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_stop_at_end_of_stdin, args=(received,), daemon=True).start()
         cli.main(arguments, prog_name="wandb", standalone_mode=False)
         return 0
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     return guarded(lambda: _run(arguments[1], AgentTask.from_environment()))
 
 
-def _stop_at_end_of_stdin() -> None:
+def _stop_at_end_of_stdin(received: socket.socket) -> None:
+    """Have the end of stdin be SIGTERM, unless that has come already: a second one would end the run at once."""
     while os.read(0, 1):  # not sys.stdin, whose lock a thread that waits would hold when the interpreter ends
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    numbers = b""
+    with suppress(BlockingIOError):
+        numbers = received.recv(4096)
+    if not {signal.SIGTERM, signal.SIGINT} & set(numbers):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run(args_file: str, task: AgentTask) -> int:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     member = _member(args_file, task)
     if _is_stuck(member, task):
         logger.error("%s: %d attempts in a row got no further; not tried again", member.name, task.max_attempts)

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import attrs
@@ -151,3 +151,8 @@ def count_words(states: Sequence[RunState]) -> Mapping[str, int]:
     """How many runs are in each state."""
     words = [state.word for state in states]
     return {word: words.count(word) for word in ("complete", "running", "stopped", "pending", "failed")}
+
+
+def steps_left(states: Iterable[RunState]) -> int:
+    """How many steps are still to be trained; what has failed is not."""
+    return sum(state.total_steps - state.step for state in states if state.word not in ("complete", "failed"))

@@ -23,15 +23,20 @@ from icl.attempt import EXIT_NON_FINITE, EXIT_OWNED, Ending, attempt
 from icl.core.spec import Spec
 from icl.io.codec import spec_from_data, spec_to_data
 from icl.io.names import run_name
-from icl.stopping import StopRequest
+from icl.output import unbreakable_output
+from icl.stopping import EXIT_INTERRUPTED, StopRequest
 
 _PROGRESS_SECONDS = 0.5  # between two lines of progress
 SAME_PROCESS = (0, EXIT_NON_FINITE, EXIT_OWNED)  # endings that say nothing against the process
-_training = threading.Event()
 
 
 def main() -> int:
     """Serve requests until there are no more; returns the exit code of the last ending."""
+    with unbreakable_output():
+        return _serve_all()
+
+
+def _serve_all() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints belongs to the log
@@ -41,33 +46,49 @@ def main() -> int:
         with suppress(BrokenPipeError):  # nobody listens any more, and stdin has ended as well
             answers.write(orjson.dumps(line) + b"\n")
 
-    for request in _requests():
-        ending = _serve(request, answer)
+    requests = _Requests()
+    for request in requests:
+        if requests.ended.is_set():
+            return EXIT_INTERRUPTED
+        ending = _serve(request, requests, answer)
         code = ending.code
         if code not in SAME_PROCESS:
             break
     return code
 
 
-def _requests() -> Iterator[dict[str, Any]]:
-    """The requests on stdin; once it has ended this process is asked to stop, also in the middle of a run."""
-    waiting = queue.SimpleQueue[bytes]()
+class _Requests:
+    """The requests on stdin; its end asks this process to stop, also in the middle of a run."""
 
-    def read() -> None:
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._training: StopRequest | None = None
+        self._waiting = queue.SimpleQueue[bytes]()
+        threading.Thread(target=self._read, name="icl-requests", daemon=True).start()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while line := self._waiting.get():
+            yield orjson.loads(line)
+
+    def stops(self, training: StopRequest) -> None:
+        """Have the end of stdin stop this training from now on, also if it has come already."""
+        self._training = training
+        if self.ended.is_set():
+            training.ask()
+
+    def _read(self) -> None:
         # Not sys.stdin, whose lock a thread that waits would hold when the interpreter ends, which aborts it.
         with open(0, "rb", buffering=0, closefd=False) as lines:
             for line in lines:
-                waiting.put(line)
-        waiting.put(b"")
-        if _training.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=read, name="icl-requests", daemon=True).start()
-    while line := waiting.get():
-        yield orjson.loads(line)
+                self._waiting.put(line)
+        self.ended.set()
+        self._waiting.put(b"")
+        training = self._training  # read after `ended` is set, as `stops` does it the other way round
+        if training is not None:
+            training.ask()
 
 
-def _serve(request: Mapping[str, Any], answer: Callable[[dict[str, Any]], object]) -> Ending:
+def _serve(request: Mapping[str, Any], requests: _Requests, answer: Callable[[dict[str, Any]], object]) -> Ending:
     spec = spec_from_data(request["spec"])
     logging.info("%s: begun", run_name(spec))
     told = 0.0
@@ -79,14 +100,13 @@ def _serve(request: Mapping[str, Any], answer: Callable[[dict[str, Any]], object
             told = time.monotonic()
 
     with StopRequest(spec.run.grace_seconds, spec.run.watchdog_seconds) as should_stop:
-        _training.set()
+        requests.stops(should_stop)
         ending = attempt(
             spec,
             allow_backend_change=request["allow_backend_change"],
             should_stop=should_stop,
             progress=progress,
         )
-        _training.clear()
     logging.info("%s: %s%s", ending.run, ending.status, f": {ending.error}" if ending.error else "")
     answer(attrs.asdict(ending))
     return ending
@@ -114,7 +134,7 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"spec": spec_to_data(spec), "allow_backend_change": allow_backend_change}
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ValueError):  # it has died, or was asked to stop
             self._process.stdin.write(orjson.dumps(request) + b"\n")
             self._process.stdin.flush()
         for line in self._process.stdout:
@@ -125,20 +145,24 @@ class WorkerProcess:
                 progress(said["step"])
         return self._process.wait()
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to the worker and whatever it started."""
+    def stop(self) -> None:
+        """Ask the worker to save its run and leave: no signal, which would be a second one if it was sent one too."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End the worker and whatever it started."""
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGKILL)
 
     def close(self, seconds: float) -> int:
-        """Let an idle worker leave; after so many seconds it is killed. Returns its exit code."""
-        with suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        """Let a worker leave; after so many seconds it is killed. Returns its exit code."""
+        self.stop()
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.stop(signal.SIGKILL)
+            self.kill()
             return self._process.wait()
         finally:
             assert self._process.stdout is not None

@@ -1,5 +1,6 @@
 """Storage calls that may never return, as a flush to a dead disk does: each is given up after a time."""
 
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ class Calls:
     def make(
         self, call: Callable[_Parameters, _Result], /, *arguments: _Parameters.args, **options: _Parameters.kwargs
     ) -> _Result:
-        """What a call returns or raises. Raises NoEndError when that takes too long."""
+        """What a call returns or raises. Raises NoEndError when that takes too long, OSError without a thread."""
         if any(thread.is_alive() for thread in self._hanging):
             raise NoEndError(f"an earlier call without an end in {LONGEST_CALL_SECONDS:g} s")
         future: Future[_Result] = Future()
@@ -37,7 +38,10 @@ class Calls:
                 future.set_exception(error)
 
         thread = threading.Thread(target=run, name="icl-storage", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on processes
+            raise OSError(errno.EAGAIN, f"no thread for a storage call ({error})") from None
         thread.join(LONGEST_CALL_SECONDS)
         if not future.done():
             self._hanging.append(thread)

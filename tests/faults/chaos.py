@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,9 @@ class Place:
         return "\n".join(file.read_text() for file in sorted(self.session.glob("cpu-*.log")))
 
 
-def write_sweep(folder: Path, runs: int) -> Path:
-    """A sweep of so many runs of the kill campaign's spec."""
-    data: dict[str, Any] = {"base": SPEC, "grid": {"seeds.init": {"from": 0, "to": runs - 1}}}
+def write_sweep(folder: Path, runs: int, base: Mapping[str, Any] = SPEC) -> Path:
+    """A sweep of so many runs, of the kill campaign's spec unless another is given."""
+    data: dict[str, Any] = {"base": base, "grid": {"seeds.init": {"from": 0, "to": runs - 1}}}
     file = folder / "sweep.json"
     file.write_text(json.dumps(data))
     return file

@@ -14,7 +14,9 @@ from icl.io.codec import spec_from_data
 from icl.io.names import run_name
 from tests.emulator import BUCKET, Proxy, Request
 from tests.faults.campaign import SPEC, finish, start, verify, wait_until, write_spec
+from tests.readers import stderr_that_nobody_reads
 
+ONE_REQUEST = 2.0  # seconds, in which signals are one request
 GRACE, MARGIN = 2.0, 5.0  # seconds; the margin is for starting to react on a machine with other work
 BIG = {"task_dim": 8, "num_examples": 16}
 
@@ -88,17 +90,42 @@ def test_an_upload_that_hangs_is_left(tmp_path: Path, gcs_proxy: Proxy) -> None:
     assert verify(url).returncode == 0
 
 
-def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
-    data = {**SPEC, "training": {"total_steps": 64, "batch_size": 2**16}, "run": {**SPEC["run"], "grace_seconds": 600}}
+def test_a_second_signal_that_comes_clearly_later_leaves_at_once(tmp_path: Path) -> None:
+    # A chunk of some ten trillion operations, which no processor ends within the two seconds that are waited.
+    model = {"num_layers": 4, "num_heads": 4, "embed_dim": 256}
+    training, run_half = {"total_steps": 64, "batch_size": 2048}, {**SPEC["run"], "grace_seconds": 600, "max_chunk": 64}
+    data = {**SPEC, "model": model, "training": training, "run": {**run_half, "log_every": 64, "save_state_every": 64}}
     run = tmp_path / "store" / run_name(spec_from_data(data))
     process = start(write_spec(tmp_path / "spec.json", data), tmp_path / "store", tmp_path / "log")
     assert wait_until(lambda: (run / "checkpoints").is_dir(), process)
     process.send_signal(signal.SIGINT)
     assert wait_until(lambda: "saving at the end of this chunk" in (tmp_path / "log").read_text(), process)
+    time.sleep(ONE_REQUEST)  # since the first was answered: the only way to be later
     code, stdout = out(process, lambda: True, signal.SIGTERM, grace=0.0)
     assert (code, stdout) == (128 + signal.SIGTERM, "")
     assert "SIGTERM again: leaving" in (tmp_path / "log").read_text()
     assert verify(tmp_path / "store").returncode == 0
+
+
+@pytest.mark.parametrize("reader", ["gone", "asleep", "no stderr", "full"])
+def test_a_stderr_that_nobody_reads_loses_no_run(tmp_path: Path, reader: str) -> None:
+    """A closed terminal, a dead pipe, one whose reader sleeps: it trains on, and SIGTERM saves."""
+    data = {**SPEC, "training": {"total_steps": 2**24, "batch_size": 8}}
+    command = [sys.executable, "-m", "icl.run", str(write_spec(tmp_path / "spec.json", data))]
+    store = tmp_path / "store"
+    run = store / run_name(spec_from_data(data))
+    with (
+        stderr_that_nobody_reads(reader) as stderr,
+        subprocess.Popen(
+            [*stderr.shell, *command, "--store", str(store)], stdout=subprocess.PIPE, stderr=stderr.fd, text=True
+        ) as process,
+    ):
+        assert wait_until(lambda: len(list(run.glob("state/step-*"))) >= 2, process)
+        process.send_signal(signal.SIGTERM)
+        code, stdout = finish(process)
+    assert code == 75
+    assert json.loads(stdout)["status"] == "interrupted"
+    assert (run / "state" / f"step-{json.loads(stdout)['step']:012d}.safetensors").exists()
 
 
 HUNG = """

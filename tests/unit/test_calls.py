@@ -48,6 +48,18 @@ def test_while_a_call_hangs_none_is_begun(monkeypatch: pytest.MonkeyPatch) -> No
     assert begun == [2]
 
 
+def test_a_call_that_gets_no_thread_has_failed_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit on processes."""
+
+    def start(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = open_store(str(tmp_path))
+    monkeypatch.setattr("threading.Thread.start", start)
+    with pytest.raises(TransientStoreError, match=r"run/a: got no thread for a storage call"):
+        store.create("run/a", b"1")
+
+
 @pytest.mark.parametrize("call", ["create", "read", "list", "delete"])
 def test_every_call_that_hangs_is_named_and_may_be_tried_again(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
@@ -68,7 +80,8 @@ def test_every_call_that_hangs_is_named_and_may_be_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(calls, "LONGEST_CALL_SECONDS", 0.01)
         patch.setattr(os, "fsync", hang)
-        for method in ("cat_file", "ls", "rm_file"):
+        patch.setattr(os, "fstat", hang)
+        for method in ("ls", "rm_file"):
             patch.setattr(type(store._files), method, hang)
         with pytest.raises(TransientStoreError, match=r"run(/.)?: got no end of the call in 0.01 s; .* run again"):
             operations[call]()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from icl import backends
 from icl.core.errors import BackendUnavailableError, SpecError
-from icl.engines.devices import Device, default_kind, held, parse_devices
+from icl.engines.devices import Device, Kind, backend_on, default_kind, held, parse_devices
+from icl.io.errors import StoreError
 
 TPUS = {"TPU_VISIBLE_CHIPS": "0,1,2,3"}
 
@@ -63,10 +65,38 @@ def test_the_spec_decides_the_kind_and_nothing_falls_back() -> None:
     assert default_kind("xla", {}) == "tpu"
     assert default_kind("xla", {"PJRT_DEVICE": "CPU"}) == "cpu"
     assert default_kind("cuda", {}) == "cuda"
-    assert Device("tpu", "0").backend("cpu") == "xla"
-    assert Device("cpu", "0").backend("xla") == "xla"
-    with pytest.raises(SpecError, match=r"run\.backend"):
+    with pytest.raises(SpecError, match=r"run\.backend: got 'tpu9'; expected one of cpu, cuda, xla"):
         default_kind("tpu9", {})
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("asked", ["cpu", "cuda", "xla", "tpu9"])
+def test_a_backend_is_never_replaced_by_another_than_the_devices_own(kind: Kind, asked: str) -> None:
+    """Only "cpu", the default, which cannot be told from nothing asked, gives way."""
+    trains = {
+        ("cpu", "cpu"): "cpu",
+        ("cpu", "xla"): "xla",
+        ("cuda", "cpu"): "cuda",
+        ("cuda", "cuda"): "cuda",
+        ("tpu", "cpu"): "xla",
+        ("tpu", "xla"): "xla",
+    }
+    if (kind, asked) in trains:
+        assert backend_on(kind, asked) == trains[kind, asked]
+        return
+    with pytest.raises(SpecError, match=rf"run\.backend: got '{asked}'.*expected"):
+        backend_on(kind, asked)
+
+
+def test_a_further_backend_trains_on_the_devices_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends._ADAPTERS, "fourth", "FourthBackend")
+    assert backend_on("cpu", "fourth") == "fourth"
+    with pytest.raises(SpecError, match="expected --devices with it"):
+        default_kind("fourth", {})
+    monkeypatch.setitem(backends._KINDS, "fourth", ("cuda",))
+    assert default_kind("fourth", {}) == "cuda"
+    with pytest.raises(SpecError, match=r"got 'fourth' with --devices cpu; expected 'cpu' there, or --devices cuda"):
+        backend_on("cpu", "fourth")
 
 
 HOLD = """
@@ -94,3 +124,13 @@ def test_a_device_that_another_process_holds_is_refused(tmp_path: Path, monkeypa
         other.kill()
     with held([Device("tpu", "1")]):
         pass
+
+
+def test_the_processor_needs_no_lock_and_a_chip_without_room_for_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with held([Device("cpu", "0")]) as keep:
+        assert keep == []
+    with pytest.raises(StoreError, match="set TMPDIR"), held([Device("tpu", "0")]):
+        raise AssertionError

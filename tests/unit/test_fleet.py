@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from icl.fleet import main
-from icl.io.sweepfile import load_sweep
+from icl.io.sweepfile import inline_sweep, load_sweep
 from tests.faults.campaign import SPEC
 from tests.wandb_server import wandb_server
 
@@ -47,6 +48,11 @@ def sky(tmp_path: Path) -> Path:
     return program
 
 
+def inlined(sweep: Path) -> str:
+    """A sweep file's text with its base in it, so that it can be read from anywhere."""
+    return json.dumps(inline_sweep(sweep))
+
+
 def dry_run(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     capfd.readouterr()
     assert main(["up", *arguments, "--store", STORE, "--dry-run"]) == 0
@@ -61,6 +67,9 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
         [str(SWEEPS / "carroll.json"), "--vms", "4", "--accelerator", "tpu-v6e-4", "--on-demand", "--engine", "wandb"],
         [str(SWEEPS / "hoogland-seeds.json"), "--vms", "1", "--package", "icl[tpu,gcs] @ git+https://example.org/icl"],
     ]
+    odd = tmp_path / f"-- Süß__sweep (1)...{'x' * 99}_.json"
+    odd.write_text(inlined(SWEEPS / "carroll.json"))
+    variants.append([str(odd), "--vms", "2"])
     for number, arguments in enumerate(variants):
         files.append(tmp_path / f"{number}.yaml")
         files[-1].write_text(dry_run(capfd, *arguments))
@@ -75,7 +84,7 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
     clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run([python, "-c", READ, *files], capture_output=True, text=True, env=clean)
     assert done.returncode == 0, done.stderr
-    spot, on_demand, packaged = json.loads(done.stdout.splitlines()[-1])
+    spot, on_demand, packaged, _ = json.loads(done.stdout.splitlines()[-1])
     assert spot["accelerators"] == {"tpu-v4-8": 1}
     assert (spot["spot"], on_demand["spot"]) == (True, False)
     assert spot["args"] == {"tpu_vm": True, "runtime_version": "tpu-ubuntu2204-base"}
@@ -89,6 +98,16 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
     assert on_demand["run"].rstrip().endswith("--engine wandb --wandb-sweep ENTITY/PROJECT/ID")
     assert "git+https://example.org/icl" in packaged["setup"]
     assert packaged["workdir"] is None
+
+
+@pytest.mark.parametrize("stem", ["a", "Süß sweep (1)!", "a__b", "--a--", "...", "9" * 200, "ﬁne"])
+def test_jobs_have_names_that_skypilot_takes(tmp_path: Path, stem: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"{stem}.json"
+    file.write_text(inlined(SWEEPS / "hoogland-seeds.json"))
+    name = json.loads(dry_run(capfd, str(file), "--vms", "1").splitlines()[0].removeprefix("name: "))
+    assert re.fullmatch(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*", name), "its own rule, in sky/task.py of 0.14.1"
+    assert len(name) < 64
+    assert name.endswith(load_sweep(file).name.rpartition("-")[2]), "the digest tells sweeps apart"
 
 
 def test_a_fleet_is_started_watched_and_ended(

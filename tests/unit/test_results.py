@@ -1,7 +1,10 @@
 """The notebook surface."""
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -14,7 +17,7 @@ from icl.core.metrics import squared_error
 from icl.core.model import parameter_shapes, predict
 from icl.core.spec import TaskSpec
 from icl.core.step import init_state
-from icl.io.codec import spec_to_data
+from icl.io.codec import spec_to_data, with_run
 from icl.io.errors import CheckpointError, StoreError
 from icl.testing import tiny_spec, with_training
 
@@ -136,6 +139,24 @@ def test_what_is_not_there_is_said(run: icl.Run, tmp_path: Path) -> None:
         icl.list_runs(str(tmp_path / "absent"))
     with pytest.raises(AttributeError, match="it has Run, Spec"):
         icl.trian  # noqa: B018
+
+
+def test_an_interrupt_saves_and_stops_and_training_goes_on_afterwards(run: icl.Run, tmp_path: Path) -> None:
+    """Ctrl-C, or a notebook's kernel interrupted, as the documents say of SIGINT."""
+    spec = with_run(SPEC, store=str(tmp_path), save_state_every=1000, max_chunk=4)
+    before = signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
+
+    def interrupt(step: int, row: Mapping[str, float]) -> None:
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="run it again to go on"):
+        icl.train(spec, progress=interrupt)
+    (summary,) = icl.list_runs(str(tmp_path))
+    assert summary.status == "incomplete"
+    assert 10 <= summary.step < 20
+    assert (signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)) == before
+    assert identical(icl.train(spec).params(20), run.params(20))
 
 
 def test_importing_icl_imports_nothing_heavy() -> None:

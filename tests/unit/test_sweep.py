@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from icl.engines.session import session_of
+from icl.engines.session import Session, session_of
 from icl.io.names import run_name
 from icl.io.sweepfile import load_sweep
 from icl.results import load_run
@@ -92,6 +92,46 @@ def test_mistakes_have_one_clear_line(
     errors = capfd.readouterr().err
     assert said in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("backend", "devices"), [("cuda", "cpu:1"), ("xla", "cuda:all"), ("tpu9", "cpu:1")])
+def test_a_backend_that_cannot_run_on_the_devices_is_refused(
+    tmp_path: Path, backend: str, devices: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Never another device than asked, by any engine."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    arguments = write(tmp_path, {**SPEC, "run": {**SPEC["run"], "backend": backend}})
+    for given in (["--devices", devices], ["--engine", "ray", "--devices", devices.partition(":")[0]]):
+        assert main([*arguments, *given]) == 2
+        errors = capfd.readouterr().err
+        assert f"error: run.backend: got '{backend}'" in errors
+        assert "Traceback" not in errors
+    assert not list((tmp_path / "store").glob("*"))
+
+
+def test_a_state_home_that_cannot_be_used_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk refuses the same calls with other words."""
+    arguments = [*write(tmp_path), "--devices", "cpu:1"]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    for extra in ([], ["--detach"]):
+        assert main([*arguments, *extra]) == 4
+        assert "Not a directory; expected a folder that can be written" in capfd.readouterr().err
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user without HOME and without an entry
+    assert main(arguments) == 4
+    assert "Set HOME, or XDG_STATE_HOME" in capfd.readouterr().err
+    assert main([*arguments, "--list"]) == 1, "which needs no home"
+
+
+def test_a_disk_that_is_full_ends_no_sweep(tmp_path: Path) -> None:
+    """What cannot be shown is not; the store has other ways to say that it is full."""
+    session = Session(tmp_path / "session")
+    with session.begun():
+        (session.folder / "status.json").mkdir()
+        session.write_status({"counts": {}})
 
 
 @pytest.mark.parametrize("arguments", [["--shard", "2/2"], ["--shard", "x"], ["--max-attempts", "0"]])

@@ -320,3 +320,20 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
         files = [path for path in (tmp_path / f"{name}-trace").rglob("*") if path.is_file()]
         assert files
         assert all(path.stat().st_size > 0 for path in files)
+
+
+@pytest.mark.parametrize("home", ["none", "a file"])
+def test_programs_are_compiled_anew_where_there_is_no_place_to_keep_them(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cache is only a cache: a user without a home, or with a full one, trains all the same."""
+    from icl.backends.xla import _initialize_cache
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", "" if home == "none" else str(tmp_path / "file"))
+    monkeypatch.setattr("pathlib.Path.home", no_home)
+    _initialize_cache("highest")
+    assert "no place to keep them" in caplog.text

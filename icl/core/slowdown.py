@@ -6,7 +6,7 @@ _TIMES = 5  # as long as the fastest
 _READINGS, _SECONDS = 3, 30.0  # in a row, and together: a pause of the machine is no reason to warn
 
 
-class Pace:
+class Slowdown:
     """How long the steps of a run take, reading by reading."""
 
     def __init__(self) -> None:
