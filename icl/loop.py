@@ -20,6 +20,7 @@ import orjson
 import torch
 from torch import Tensor
 
+from icl import __version__
 from icl.backends import get_backend
 from icl.core.backend import Backend, Tree
 from icl.core.errors import NonFiniteLossError
@@ -181,7 +182,7 @@ class _Session:
         self._pending: list[tuple[Tensor, int]] = []
         self._losses: list[Tensor] = []
         self._rows: dict[int, dict[str, float]] = {}
-        self._metadata = {"backend": _encode(backend.describe()), "icl": version("icl")}
+        self._metadata = {"backend": _encode(backend.describe()), "icl": __version__}
 
     def add(self, metrics: Tree, length: int) -> None:
         """Keep the losses of a chunk of that length on the device until the next effect."""
@@ -305,7 +306,7 @@ def _require_finite(params: Tensor, step: int) -> None:
 
 
 def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, object]:
-    packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
+    packages = ("torch", "numpy", "safetensors", "fsspec")
     return {
         "from_step": start,
         "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -315,7 +316,7 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
         "platform": platform.platform(),
         "command": sys.argv,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_RECORDED)},
-        "versions": {package: version(package) for package in packages},
+        "versions": {"icl": __version__, **{package: version(package) for package in packages}},
         "backend": backend.describe(),
         "run": spec_to_data(spec)["run"],
         "wandb": describe_wandb(spec, run_name(spec)),

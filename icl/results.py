@@ -68,7 +68,7 @@ class Run:
             import pandas as pd
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
-                "metrics: got no pandas; expected it beside icl. Install the extra: pip install 'icl[notebook]'."
+                "metrics: got no pandas; expected it beside icl. In the clone: pip install -e '.[notebook]'."
             ) from None
 
         table: pd.DataFrame = pd.DataFrame.from_dict(self._directory.metrics(), orient="index").rename_axis("step")

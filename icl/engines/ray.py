@@ -46,7 +46,9 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise BackendUnavailableError(f"engine ray: got no ray ({error}); expected it. Install `icl[ray]`.") from None
+        raise BackendUnavailableError(
+            f"engine ray: got no ray ({error}); expected it. In the clone: pip install -e '.[ray]'."
+        ) from None
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     try:
         train = ray.remote(**_ASKS[kind], max_retries=-1, max_calls=1)(_train)

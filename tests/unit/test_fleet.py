@@ -59,7 +59,13 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
     variants = [
         [str(SWEEPS / "raventos-base.json"), "--vms", "10", "--infra", "gcp/us-central2"],
         [str(SWEEPS / "carroll.json"), "--vms", "4", "--accelerator", "tpu-v6e-4", "--on-demand", "--engine", "wandb"],
-        [str(SWEEPS / "hoogland-seeds.json"), "--vms", "1", "--package", "icl[tpu,gcs] @ git+https://example.org/icl"],
+        [
+            str(SWEEPS / "hoogland-seeds.json"),
+            "--vms",
+            "1",
+            "--package",
+            "icl-regression[tpu,gcs] @ git+https://example.org/icl",
+        ],
     ]
     for number, arguments in enumerate(variants):
         files.append(tmp_path / f"{number}.yaml")
