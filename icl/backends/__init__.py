@@ -2,14 +2,17 @@
 
 import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from icl.core.backend import Backend
 from icl.core.errors import BackendUnavailableError
+
+if TYPE_CHECKING:  # it imports torch, which a name alone does not need
+    from icl.core.backend import Backend
 
 _ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
 
 
-def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:
+def get_backend(name: str, *, matmul_precision: str = "highest") -> "Backend":
     """The backend of that name, ready to run.
 
     Args:
@@ -17,12 +20,17 @@ def get_backend(name: str, *, matmul_precision: str = "highest") -> Backend:
 
     Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
     """
-    if name not in _ADAPTERS:
-        known = ", ".join(sorted(_ADAPTERS))
-        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
+    require_known(name)
     module = importlib.import_module(f"icl.backends.{name}")
     adapter: Callable[[str], Backend] = getattr(module, _ADAPTERS[name])
     return adapter(matmul_precision)
+
+
+def require_known(name: str) -> None:
+    """Raises BackendUnavailableError when there is no backend of that name, available here or not."""
+    if name not in _ADAPTERS:
+        known = ", ".join(sorted(_ADAPTERS))
+        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
 
 
 def available_backends() -> dict[str, str]:

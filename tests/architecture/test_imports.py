@@ -18,11 +18,11 @@ MAY_IMPORT = {
     "results": {"core", "io", "loop"},
     "stopping": set(),
     "attempt": {"core", "io", "loop", "stopping"},
-    "run": {"attempt", "core", "io", "machine", "profiling", "stopping"},
+    "run": {"attempt", "backends", "core", "io", "machine", "profiling", "stopping"},
     "store": {"attempt", "core", "io"},
     "engines": {"attempt", "core", "engines", "io", "machine", "stopping"},
     "fleet": {"attempt", "core", "engines", "io", "sweep"},
-    "sweep": {"attempt", "core", "engines", "io", "stopping"},
+    "sweep": {"attempt", "core", "engines", "io", "machine", "stopping"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}
 XLA_ONLY = {"backends/xla.py", "backends/xla_program.py"}  # the second is itself imported on use, by the first alone

@@ -94,6 +94,15 @@ def test_mistakes_have_one_clear_line(
     assert "Traceback" not in errors
 
 
+def test_a_run_that_no_machine_can_hold_is_refused_before_any_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = write(tmp_path, {**SPEC, "model": {"num_layers": 2**31 - 1}})
+    assert main([*arguments, "--devices", "cpu:2"]) == 2
+    assert capfd.readouterr().err.count("memory: got at least") == 2
+    assert not any((tmp_path / "state").rglob("cpu-*.log"))
+
+
 @pytest.mark.parametrize("arguments", [["--shard", "2/2"], ["--shard", "x"], ["--max-attempts", "0"]])
 def test_bad_usage_ends_with_code_2(tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -294,7 +294,7 @@ def test_a_device_that_does_not_open_is_explained(reason: str, words: str) -> No
 
 def test_without_its_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_xla", None)
-    with pytest.raises(BackendUnavailableError, match=r"Install `icl\[tpu\]` on a TPU VM"):
+    with pytest.raises(BackendUnavailableError, match=r"pip install -e '\.\[tpu\]' on a TPU VM"):
         get_backend("xla")
 
 
