@@ -13,7 +13,7 @@ import icl
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "import site, sys; site.addsitedir(sys.argv[1]); import icl; print(icl.__file__, icl.load_spec.__module__)"
-FROM_INDEX = re.compile(r"pip3? install [^\n]*['\" ]icl(?![/\w])(?!\S* @ )|(?<![-\w])icl\[[a-z]")
+FROM_INDEX = re.compile(r"pip3? install(?: +-\S+)* +['\"]?icl(?![/\w])(?!\S* @ )|(?<![-\w])icl\[[a-z]")
 TEXTS = ("", ".md", ".py", ".toml", ".txt", ".json", ".yaml")
 
 
