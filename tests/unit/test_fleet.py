@@ -168,6 +168,18 @@ def test_mistakes(arguments: list[str], code: int, said: str, capfd: pytest.Capt
     assert said in capfd.readouterr().err
 
 
+def test_without_a_clone_nothing_is_installed_from_the_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where another project has the name `icl`."""
+    monkeypatch.setattr("icl.fleet._SOURCE", tmp_path)
+    up = ["up", str(SWEEPS / "carroll.json"), "--store", STORE, "--vms", "1", "--dry-run"]
+    assert main(up) == 2
+    assert "expected what pip installs on the VMs" in capfd.readouterr().err
+    assert main([*up, "--package", "./icl.whl[tpu]"]) == 0
+    assert "pip install --quiet './icl.whl[tpu]'" in capfd.readouterr().out
+
+
 def test_every_spec_field_survives_the_copy(tmp_path: Path) -> None:
     base: dict[str, Any] = {**SPEC, "run": {**SPEC["run"], "wandb": {"project": "mine"}}}
     file = tmp_path / "some.json"
