@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 import torch
 
+from icl import __version__
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -24,7 +26,7 @@ def describe_machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in ("icl", "torch", "numpy")},
+        "versions": {"icl": __version__, **{package: version(package) for package in ("torch", "numpy")}},
     }
 
 

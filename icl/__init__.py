@@ -37,6 +37,7 @@ _HOMES = {
     "train": "icl.results",
 }
 __all__ = sorted(_HOMES)
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -56,6 +56,8 @@ def attempt(
             progress=progress,
             trace=trace,
         )
+    except SpecError as error:
+        return ended(EXIT_SPEC, error)
     except BackendUnavailableError as error:
         return ended(EXIT_BACKEND, error)
     except RunOwnedError as error:

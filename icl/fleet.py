@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import attrs
@@ -113,22 +112,25 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--infra", help="where, as gcp/us-central2/us-central2-b; default: wherever SkyPilot finds it")
     up.add_argument("--on-demand", action="store_true", help="not spot VMs, which cost less and may be taken away")
     up.add_argument("--engine", choices=("shard", "wandb"), default="shard", help="who divides the work: default shard")
-    up.add_argument("--package", metavar="SPEC", help="what pip installs there; default: this copy of icl")
+    up.add_argument("--package", metavar="SPEC", help="what pip installs there; default: this clone")
     up.add_argument("--dry-run", action="store_true", help="print the job and start nothing")
     up.add_argument("--yes", action="store_true", help="do not ask before spending money")
     return parser
 
 
 def _up(options: argparse.Namespace, sweep: Sweep, store: str, folder: Path) -> int:
+    package = options.package
+    if package is None and not (_SOURCE / "pyproject.toml").exists():
+        raise SpecError(
+            f"--package: got nothing, and {_SOURCE} is not a clone that could be sent; expected what pip installs on "
+            "the VMs. Run from a clone, or name one with --package."
+        )
     queue = None
     if options.engine == "wandb":
         wandb = sweep.members[0].spec.run.wandb or WandbSpec()
         names = [member.name for member in sweep.members]
         queue = "ENTITY/PROJECT/ID" if options.dry_run else register_sweep(wandb, sweep.name, names)
     file = folder / "sweep.json"
-    package = options.package
-    if package is None and not (_SOURCE / "pyproject.toml").exists():
-        package = f"icl[tpu,gcs,wandb]=={version('icl')}"
     fleet = Fleet(
         name=_job(sweep, 0).rpartition("-")[0],
         sweep_file=file,

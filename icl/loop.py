@@ -14,11 +14,13 @@ from typing import Literal
 import attrs
 import orjson
 
+from icl import __version__
 from icl.backends import get_backend
 from icl.backends.numerics import pinned_numerics
 from icl.backends.threads import resolve_threads
 from icl.batches import batches_on_device
 from icl.core.backend import Backend, Tree
+from icl.core.estimate import check_fits
 from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train
@@ -33,7 +35,7 @@ from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
 from icl.io.writer import Writer
 from icl.late import compute_late, find_late
-from icl.machine import allowed_cores, processor
+from icl.machine import allowed_cores, allowed_memory, processor
 from icl.profiling import Profile, Profiler
 from icl.resume import Progress, Setup, state_to_go_on_from
 
@@ -93,6 +95,7 @@ def _execute(
     progress: Progress,
     trace: str | None,
 ) -> Outcome:
+    check_fits(spec, allowed_memory())
     total = spec.training.total_steps
     backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision, threads=threads)
     run = open_run(open_store(spec.run.store), spec)
@@ -157,7 +160,7 @@ def _train(
             pool=pool,
             advance=build_train(spec, backend),
             measure=measure,
-            metadata={"backend": _encode(backend.describe()), "icl": version("icl")},
+            metadata={"backend": _encode(backend.describe()), "icl": __version__},
             writer=writer,
             should_stop=should_stop,
             progress=tell,
@@ -216,7 +219,7 @@ def _failure_recorded(run: RunDir, attempt: str) -> Iterator[None]:
 
 
 def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, object]:
-    packages = ("icl", "torch", "numpy", "safetensors", "fsspec")
+    packages = ("torch", "numpy", "safetensors", "fsspec")
     return {
         "from_step": start,
         "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -228,7 +231,7 @@ def _describe_attempt(spec: Spec, backend: Backend, start: int) -> dict[str, obj
         "cores": allowed_cores(),
         "command": sys.argv,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_RECORDED)},
-        "versions": {package: version(package) for package in packages},
+        "versions": {"icl": __version__, **{package: version(package) for package in packages}},
         "backend": backend.describe(),
         "run": spec_to_data(spec)["run"],
         "wandb": describe_wandb(spec, run_name(spec)),

@@ -83,7 +83,7 @@ class Run:
             import pandas as pd
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
-                "metrics: got no pandas; expected it beside icl. Install the extra: pip install 'icl[notebook]'."
+                "metrics: got no pandas; expected it beside icl. In the clone: pip install -e '.[notebook]'."
             ) from None
 
         num_tasks = self.spec.task.num_tasks

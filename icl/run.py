@@ -7,12 +7,14 @@ import sys
 import orjson
 
 from icl.attempt import attempt, guarded
+from icl.backends import require_known
+from icl.core.estimate import check_fits, estimate, format_bytes
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
-from icl.machine import let_threads_sleep
+from icl.machine import allowed_memory, let_threads_sleep
 from icl.stopping import StopRequest
 
 
@@ -88,11 +90,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(spec: Spec) -> int:
-    plan = build_plan(spec)
+    require_known(spec.run.backend)
+    check_fits(spec, allowed_memory())
+    plan, needed = build_plan(spec), estimate(spec)
+    disk = format_bytes(4 * needed.parameters * (len(plan.checkpoint) + 2 * 3))  # two resume states of three vectors
     _print_json(orjson.loads(encode_spec(spec)))
     print(
         f"{run_name(spec)}: {spec.training.total_steps} steps, {len(plan.checkpoint)} distinct checkpoints, "
-        f"{len(plan.evaluate)} distinct evaluations",
+        f"{len(plan.evaluate)} distinct evaluations\n"
+        f"{needed.parameters:,} parameters; at least {needed.describe()}; {disk} of storage without metrics\n"
+        f"backend {spec.run.backend} is known; whether this machine has it is not looked for",
         file=sys.stderr,
     )
     return 0

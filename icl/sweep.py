@@ -10,6 +10,7 @@ from typing import Any
 
 from icl.attempt import guarded
 from icl.core.errors import SpecError
+from icl.core.estimate import check_fits
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
 from icl.engines.training import SweepTraining, grace_seconds
@@ -17,10 +18,12 @@ from icl.engines.work import count_words
 from icl.io.states import run_states
 from icl.io.store import Store, open_store
 from icl.io.sweepfile import Sweep, describe_values, load_sweep
+from icl.machine import allowed_memory
 from icl.stopping import EXIT_INTERRUPTED, StopRequest
 
 EXIT_INCOMPLETE = 1
 _REFRESH_SECONDS = 0.5
+_MOST_FAULTS = 20
 _AFTER_GRACE_SECONDS = 5.0  # beyond what a run may take to stop
 logger = logging.getLogger("icl")
 
@@ -50,6 +53,8 @@ def _do(given: Sequence[str]) -> int:
         return _stop(session)
     if options.detach:
         return _detach(session, [argument for argument in given if argument != "--detach"])
+    if options.engine != "ray" and not (options.devices or "").startswith(("cuda", "tpu")):
+        _require_memory(sweep)
     with session.begun():
         return _train(sweep, store, session, options)
 
@@ -134,6 +139,18 @@ def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Names
     if counts["complete"] == len(states):
         return 0
     return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
+
+
+def _require_memory(sweep: Sweep) -> None:
+    """Refuse, before anything is started, what this machine cannot hold; a run on a chip is judged when it begins."""
+    available, faults = allowed_memory(), list[str]()
+    for member in sweep.members:
+        try:
+            check_fits(member.spec, available)
+        except SpecError as error:
+            faults.append(f"{member.name}: {error}")
+    if faults:
+        raise SpecError(*faults[:_MOST_FAULTS])
 
 
 def _list(sweep: Sweep, store: Store) -> int:

@@ -23,7 +23,7 @@ def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | 
 
     Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
     """
-    _require_known(name)
+    require_known(name)
     module = importlib.import_module(f"icl.backends.{name}")
     adapter: Callable[[str, int | None], Backend] = getattr(module, _ADAPTERS[name])
     return adapter(matmul_precision, threads)
@@ -34,13 +34,20 @@ def device_kinds(name: str) -> tuple[str, ...] | None:
 
     Raises: BackendUnavailableError when there is no such backend.
     """
-    _require_known(name)
+    require_known(name)
     return _KINDS.get(name)
 
 
 def backend_of_kind(kind: str) -> str:
     """The backend whose own kind of device that is."""
     return next(name for name, kinds in _KINDS.items() if kinds[0] == kind)
+
+
+def require_known(name: str) -> None:
+    """Raises BackendUnavailableError when there is no backend of that name, available here or not."""
+    if name not in _ADAPTERS:
+        known = ", ".join(sorted(_ADAPTERS))
+        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
 
 
 def available_backends() -> dict[str, str]:
@@ -53,9 +60,3 @@ def available_backends() -> dict[str, str]:
         except BackendUnavailableError as error:
             found[name] = str(error)
     return found
-
-
-def _require_known(name: str) -> None:
-    if name not in _ADAPTERS:
-        known = ", ".join(sorted(_ADAPTERS))
-        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")

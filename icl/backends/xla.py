@@ -200,8 +200,8 @@ def _import_torch_xla() -> Any:
         except PackageNotFoundError:
             found = "no torch_xla"
         raise BackendUnavailableError(
-            f"backend xla: got {found}; expected torch_xla 2.9.0 beside torch 2.9. Install `icl[tpu]` on a TPU VM, "
-            "`icl[xla]` elsewhere (Linux x86_64 only)."
+            f"backend xla: got {found}; expected torch_xla 2.9.0 beside torch 2.9. In the clone: pip install -e "
+            "'.[tpu]' on a TPU VM (Python 3.10 to 3.12), '.[xla]' elsewhere (Linux x86_64 only)."
         ) from None
     return torch_xla
 
@@ -220,7 +220,7 @@ def _require_tpu() -> None:
     if "==" in needed and found != needed:
         raise BackendUnavailableError(
             f"backend xla: got {found}; expected {needed}, which torch_xla {version('torch_xla')} was built for. "
-            "Install `icl[tpu]`."
+            "In the clone: pip install -e '.[tpu]' (Python 3.10 to 3.12)."
         )
 
 

@@ -7,6 +7,8 @@ import attrs
 
 from icl.core.spec import Spec, StepsSpec
 
+_EVALUATION_ROWS = 4096  # sequences predicted at once
+
 
 def spaced_steps(steps: StepsSpec, total_steps: int) -> tuple[int, ...]:
     """The distinct steps of a cadence, ascending: 0, `total_steps`, and those asked for.
@@ -64,3 +66,9 @@ def plan_chunks(start: int, stops: Iterable[int], max_chunk: int) -> Iterator[in
             length = min(max_chunk, stop - start)
             yield length
             start += length
+
+
+def evaluation_slices(batch_size: int) -> tuple[int, int]:
+    """Into how many slices of how many sequences, all equal, an evaluation set is cut."""
+    slices = -(-batch_size // _EVALUATION_ROWS)
+    return slices, -(-batch_size // slices)

@@ -10,10 +10,10 @@ from icl.core.baselines import dmmse_predictions, ridge_predictions
 from icl.core.metrics import TRAINING_LOSS, name_metrics, reference_names, squared_error, squared_gaps, with_limits
 from icl.core.model import flatten_params, init_params, predict, unflatten_params
 from icl.core.optim import adam_update, learning_rate
+from icl.core.plan import evaluation_slices
 from icl.core.spec import Spec
 from icl.core.tasks import EVALUATION_SETS, sample_evaluation_batch
 
-_EVALUATION_ROWS = 4096  # sequences predicted at once
 STATE_LEAVES = ("params", "mu", "nu", "step")
 
 
@@ -78,8 +78,7 @@ def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tre
     if pool is not None:
         references.append(dmmse_predictions(batch["xs"], batch["ys"], pool, noise))
     size = spec.evaluation.batch_size
-    slices = -(-size // _EVALUATION_ROWS)
-    rows = -(-size // slices)
+    slices, rows = evaluation_slices(size)
 
     def cut(leaf: Tensor) -> Tensor:
         padding = leaf.new_zeros(slices * rows - size, *leaf.shape[1:])

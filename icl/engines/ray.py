@@ -47,7 +47,9 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise BackendUnavailableError(f"engine ray: got no ray ({error}); expected it. Install `icl[ray]`.") from None
+        raise BackendUnavailableError(
+            f"engine ray: got no ray ({error}); expected it. In the clone: pip install -e '.[ray]'."
+        ) from None
     with handlers_kept():  # it has SIGTERM dump a stack
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     try:

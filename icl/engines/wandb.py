@@ -57,7 +57,7 @@ def register_sweep(wandb_spec: WandbSpec, name: str, runs: Sequence[str]) -> str
         import wandb
     except ImportError as error:
         raise BackendUnavailableError(
-            f"engine wandb: got no wandb ({error}); expected it. Install `icl[wandb]`."
+            f"engine wandb: got no wandb ({error}); expected it. In the clone: pip install -e '.[wandb]'."
         ) from None
     config = {
         "name": name,

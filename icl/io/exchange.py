@@ -4,10 +4,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
-from importlib.metadata import version
 
 import orjson
 
+from icl import __version__
 from icl.core.backend import Tree, identical
 from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
@@ -105,7 +105,7 @@ def import_checkpoints(source: Store, target: Store) -> tuple[RunDir, int]:
     }  # all are right before one is published
     run = open_run(target, spec)
     for step, (params, origin) in sorted(loaded.items()):
-        run.save_checkpoint(step, params, {"backend": origin, "icl": version("icl")})
+        run.save_checkpoint(step, params, {"backend": origin, "icl": __version__})
     return run, len(loaded)
 
 

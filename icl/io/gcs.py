@@ -28,7 +28,7 @@ def prepare_gcsfs() -> None:
     # Otherwise gcsfs asks over gRPC, for minutes where that is closed, what kind of bucket it has.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     if importlib.util.find_spec("gcsfs") is None:
-        raise ImportError("gcsfs is not installed: pip install 'icl[gcs]'")
+        raise ImportError("gcsfs is not installed; in the clone: pip install -e '.[gcs]'")
 
 
 def filesystem() -> Any:

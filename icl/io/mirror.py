@@ -10,9 +10,9 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
+from icl import __version__
 from icl.core.plan import build_plan
 from icl.core.spec import Spec, WandbSpec
 from icl.io.codec import spec_to_data
@@ -147,7 +147,7 @@ def mirrored(spec: Spec, name: str, start: int, saved_rows: Callable[[], Rows]) 
         yield Silence()
         return
     plan = build_plan(spec)
-    config = {**spec_to_data(spec), "icl": {"run": name, "store": spec.run.store, "version": version("icl")}}
+    config = {**spec_to_data(spec), "icl": {"run": name, "store": spec.run.store, "version": __version__}}
     mirror = Mirror(spec.run.wandb, name, config, start, {*plan.log, *plan.evaluate}, saved_rows)
     try:
         yield mirror

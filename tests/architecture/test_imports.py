@@ -25,11 +25,11 @@ MAY_IMPORT = {
     "output": set(),
     "stopping": set(),
     "attempt": {"core", "io", "loop", "output", "stopping"},
-    "run": {"attempt", "core", "io", "machine", "profiling", "progress", "stopping"},
+    "run": {"attempt", "backends", "core", "io", "machine", "profiling", "progress", "stopping"},
     "store": {"attempt", "core", "io"},
     "engines": {"attempt", "backends", "core", "engines", "io", "machine", "output", "stopping"},
     "fleet": {"attempt", "core", "engines", "io", "sweep"},
-    "sweep": {"attempt", "core", "engines", "io", "stopping"},
+    "sweep": {"attempt", "core", "engines", "io", "machine", "stopping"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}
 XLA_ONLY = {"backends/xla.py", "backends/xla_program.py"}  # the second is itself imported on use, by the first alone

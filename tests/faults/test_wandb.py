@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from icl.core.plan import build_plan
-from icl.io.codec import spec_from_data
+from icl.io.codec import spec_from_data, spec_to_data
 from icl.io.names import run_name
 from icl.io.sweepfile import load_sweep
 from icl.results import load_run
@@ -171,19 +171,22 @@ def test_offline_needs_no_account(tmp_path: Path) -> None:
 
 
 def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: WandbServer) -> None:
-    """W&B's own sweep and agents: four runs; one is preempted, given out again, and resumed under the same id."""
-    spec = SLOW
-    (tmp_path / "sweep.json").write_text(json.dumps({"base": spec, "grid": {"seeds.init": [0, 1, 2, 3]}}))
+    """W&B's own sweep and agents: four runs; the long one is preempted, given out again, resumed under the same id."""
+    slow = {f"training.{field}": value for field, value in SLOW["training"].items()}
+    runs = [slow, *({"seeds.init": seed} for seed in (1, 2, 3))]
+    (tmp_path / "sweep.json").write_text(json.dumps({"base": TRACKED, "list": runs}))
     sweep, store = load_sweep(tmp_path / "sweep.json"), tmp_path / "store"
     arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
     environment = {**server.environment, "XDG_STATE_HOME": str(tmp_path / "state")}
-    process = start(tmp_path, spec, environment, [sys.executable, "-m", "icl.sweep", *arguments])
+    process = start(tmp_path, TRACKED, environment, [sys.executable, "-m", "icl.sweep", *arguments])
     preempted: list[int] = []
 
     def one_is_preempted() -> bool:
-        for run in server.runs.values():
+        for run in list(server.runs.values()):
             if len(run.history()) > 20 and run.state == "running":
                 name = run.told()["icl"]["run"]
+                if name != sweep.members[0].name:
+                    continue
                 preempted.extend(attempt["pid"] for attempt in load_run(str(store), name).attempts())
                 os.kill(preempted[0], signal.SIGTERM)
                 return True
@@ -197,7 +200,7 @@ def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: Wand
     attempts = {}
     for run in server.runs.values():
         member = next(member for member in sweep.members if member.name == run.told()["icl"]["run"])
-        assert_whole(run, {**spec, "seeds": {"init": member.spec.seeds.init}}, store)
+        assert_whole(run, spec_to_data(member.spec), store)
         assert run.state == "finished"
         attempts[run.id] = load_run(str(store), member.name).attempts()
         assert {attempt["wandb"]["id"] for attempt in attempts[run.id]} == {run.id}

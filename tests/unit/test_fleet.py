@@ -65,7 +65,13 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
     variants = [
         [str(SWEEPS / "raventos-base.json"), "--vms", "10", "--infra", "gcp/us-central2"],
         [str(SWEEPS / "carroll.json"), "--vms", "4", "--accelerator", "tpu-v6e-4", "--on-demand", "--engine", "wandb"],
-        [str(SWEEPS / "hoogland-seeds.json"), "--vms", "1", "--package", "icl[tpu,gcs] @ git+https://example.org/icl"],
+        [
+            str(SWEEPS / "hoogland-seeds.json"),
+            "--vms",
+            "1",
+            "--package",
+            "icl-regression[tpu,gcs] @ git+https://example.org/icl",
+        ],
     ]
     odd = tmp_path / f"-- Süß__sweep (1)...{'x' * 99}_.json"
     odd.write_text(inlined(SWEEPS / "carroll.json"))
@@ -80,7 +86,7 @@ def test_skypilots_own_parser_reads_the_job(tmp_path: Path, capfd: pytest.Captur
             mounted.write_text("{}")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--prefer-binary", SKYPILOT], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--prefer-binary", "--no-compile", SKYPILOT], check=True)
     clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run([python, "-c", READ, *files], capture_output=True, text=True, env=clean)
     assert done.returncode == 0, done.stderr
@@ -179,6 +185,18 @@ def test_mistakes(arguments: list[str], code: int, said: str, capfd: pytest.Capt
     command, *rest = arguments
     assert main([command, str(SWEEPS / "carroll.json"), *rest]) == code
     assert said in capfd.readouterr().err
+
+
+def test_without_a_clone_nothing_is_installed_from_the_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where another project has the name `icl`."""
+    monkeypatch.setattr("icl.fleet._SOURCE", tmp_path)
+    up = ["up", str(SWEEPS / "carroll.json"), "--store", STORE, "--vms", "1", "--dry-run"]
+    assert main(up) == 2
+    assert "expected what pip installs on the VMs" in capfd.readouterr().err
+    assert main([*up, "--package", "./icl.whl[tpu]"]) == 0
+    assert "pip install --quiet './icl.whl[tpu]'" in capfd.readouterr().out
 
 
 def test_every_spec_field_survives_the_copy(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ except StoreError as error:
     print(error)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert told.startswith("store: got 'gs://bucket/x' (gcsfs is not installed: pip install 'icl[gcs]')")
+    assert told.startswith("store: got 'gs://bucket/x' (gcsfs is not installed; in the clone: pip install -e '.[gcs]')")
 
 
 def test_requests_are_told_apart() -> None:

@@ -17,7 +17,7 @@ def test_the_notebook_example(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ}
     )
-    assert result.stdout.split("\n")[0] == "complete 300 301 (2048, 8, 1)"
+    assert result.stdout.split("\n")[0] == "complete 300 301 (256, 8, 1)"
     assert (tmp_path / "runs").is_dir()
 
 

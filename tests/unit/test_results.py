@@ -126,7 +126,7 @@ def test_metrics_are_a_table_by_step(run: icl.Run) -> None:
 
 def test_metrics_without_pandas_say_what_to_install(run: icl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r"got no pandas; .*pip install 'icl\[notebook\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"got no pandas; .*pip install -e '\.\[notebook\]'"):
         run.metrics()
 
 

@@ -214,6 +214,34 @@ def test_check_prints_a_spec_of_the_same_experiment(spec: Path, capsys: pytest.C
     assert f"{run_name(load_spec(spec))}: 12 steps, 3 distinct checkpoints" in err
 
 
+def test_check_says_what_the_run_takes(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(spec), "--check"]) == 0
+    told = capsys.readouterr().err
+    # 4 bytes for each of 1,012 parameters in three checkpoints, and in two states of three vectors
+    assert "\n1,012 parameters; at least " in told
+    assert " of memory (" in told
+    assert "; 36.4 kB of storage without metrics\nbackend cpu is known" in told
+
+
+def test_check_refuses_a_backend_that_does_not_exist(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(spec), "--check", "--backend", "cpuu"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: backend: got 'cpuu'; expected one of cpu, cuda, xla. Correct `run.backend`.\n"
+
+
+@pytest.mark.parametrize("field", ["model.num_layers", "training.batch_size", "evaluation.batch_size"])
+def test_check_refuses_what_no_machine_can_hold(
+    field: str, spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("icl.run.allowed_memory", lambda: 2**36)
+    assert main([str(spec), "--check", "--set", f"{field}={2**31 - 1}", "--set", "model.embed_dim=64"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: memory: got at least ")
+    assert f"Lower {field} (now 2147483647)" in err
+
+
 def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out) == spec_json_schema()

@@ -134,6 +134,15 @@ def test_a_disk_that_is_full_ends_no_sweep(tmp_path: Path) -> None:
         session.write_status({"counts": {}})
 
 
+def test_a_run_that_no_machine_can_hold_is_refused_before_any_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = write(tmp_path, {**SPEC, "model": {"num_heads": 1, "embed_dim": 2**31 - 1}})
+    assert main([*arguments, "--devices", "cpu:2"]) == 2
+    assert capfd.readouterr().err.count("memory: got at least") == 2
+    assert not any((tmp_path / "state").rglob("cpu-*.log"))
+
+
 @pytest.mark.parametrize("arguments", [["--shard", "2/2"], ["--shard", "x"], ["--max-attempts", "0"]])
 def test_bad_usage_ends_with_code_2(tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
