@@ -230,7 +230,7 @@ def test_check_refuses_a_backend_that_does_not_exist(spec: Path, capsys: pytest.
     assert err == "error: backend: got 'cpuu'; expected one of cpu, cuda, xla. Correct `run.backend`.\n"
 
 
-@pytest.mark.parametrize("field", ["model.num_layers", "training.batch_size", "evaluation.batch_size"])
+@pytest.mark.parametrize("field", ["model.mlp_dim", "training.batch_size", "evaluation.batch_size"])
 def test_check_refuses_what_no_machine_can_hold(
     field: str, spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
