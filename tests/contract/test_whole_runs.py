@@ -14,8 +14,9 @@ from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
 from icl.loop import execute
 from icl.testing import StrictBackend, tiny_spec
-from tests.faults.campaign import SPEC, campaign, differences, finish, read_saved, start, verify, write_spec
+from tests.faults.campaign import campaign
 from tests.faults.chaos import Place, write_sweep
+from tests.faults.runs import SPEC, differences, finish, read_saved, start, verify, write_spec
 from tests.toy import ToyBackend
 
 ON_TOY = {**SPEC, "run": {**SPEC["run"], "backend": ToyBackend.name}}
