@@ -11,7 +11,6 @@ from torch import Tensor
 from icl.backends.numerics import pinned_numerics
 from icl.core.backend import Tree
 from icl.core.metrics import with_limits
-from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.core.tasks import sample_evaluation_batch, sample_task_pool, sample_training_batch
 from icl.io.codec import load_spec, with_run
@@ -61,8 +60,7 @@ class Run:
 
         Raises: CheckpointError when that step is not saved or its file is damaged.
         """
-        loaded = self._directory.load_checkpoint(step)
-        return {name: loaded[name] for name in parameter_shapes(self.spec)}
+        return self._directory.load_checkpoint(step)
 
     @pinned_numerics()
     def model(self, step: int) -> Predictor:

@@ -14,6 +14,7 @@ from icl.core.spec import Spec
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
+from icl.io.place import place_of
 from icl.machine import allowed_memory, let_threads_sleep
 from icl.stopping import StopRequest
 
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(spec: Spec) -> int:
     require_known(spec.run.backend)
+    place_of(spec.run.store)
     check_fits(spec, allowed_memory())
     plan, needed = build_plan(spec), estimate(spec)
     disk = format_bytes(4 * needed.parameters * (len(plan.checkpoint) + 2 * 3))  # two resume states of three vectors

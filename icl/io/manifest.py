@@ -6,7 +6,7 @@ A listing of a store, or of a sweep, is made of these and of file names; none of
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -78,14 +78,11 @@ class Manifest:
         return [info for _, info in sorted(self._read(self._files()), key=_order)]
 
     def run_halves(self, spec: Spec) -> list[tuple[RunSpec | None, bool]]:
-        """The run half of every attempt, None where it cannot be read, and whether all that it asks for is saved.
-
-        Raises: CheckpointError as `attempts`.
-        """
+        """The run half of every attempt, None where it cannot be read, and whether all that it asks for is saved."""
         # Those of 0.1.0, which have no number, left out what was asked for too late.
         return [
             (_run_half(spec, info), info.get("status") == "complete" and _number(file) >= 0)
-            for file, info in self._read(self._files())
+            for file, info in self._read(self._files(), self._readable)
         ]
 
     def last_error(self) -> str | None:
@@ -113,8 +110,17 @@ class Manifest:
     def _files(self) -> list[re.Match[str]]:
         return [match for match in map(_ATTEMPT_FILE.fullmatch, self.store.list(f"{self.name}/attempts")) if match]
 
-    def _read(self, files: list[re.Match[str]]) -> list[tuple[re.Match[str], dict[str, Any]]]:
-        read = dict(zip(files, self.store.map(lambda file: self.read_attempt(file[0]), files), strict=True))
+    def _readable(self, name: str) -> dict[str, Any]:
+        try:
+            return self.read_attempt(name)
+        except CheckpointError:
+            return {}
+
+    def _read(
+        self, files: list[re.Match[str]], read_file: Callable[[str], dict[str, Any]] | None = None
+    ) -> list[tuple[re.Match[str], dict[str, Any]]]:
+        read_file = read_file or self.read_attempt
+        read = dict(zip(files, self.store.map(lambda file: read_file(file[0]), files), strict=True))
         ends = {file[0]: info for file, info in read.items() if file["end"]}
         return [
             (file, info | ends.get(f"{file[0].removesuffix('.json')}.end.json", {}))

@@ -125,6 +125,7 @@ class _Killer:
     def __init__(self, spec: Path, place: _Place, chance: random.Random, startup: float, training: float) -> None:
         self.kills, self.starts, self.exit_code = Counter[str](), 0, -1
         self.faults: list[str] = []
+        self._writers = set[str]()  # whose unfinished files were seen
         self._spec, self._place, self._chance = spec, place, chance
         self._startup, self._training = startup, training
         self._run = place.files / run_name(spec_from_data(json.loads(spec.read_text())))
@@ -162,7 +163,7 @@ class _Killer:
             return False
         self.kills[moment] += 1
         began = _published(self._run / "attempts") != attempts
-        self._look_for_faults(moment, own=process.pid if began else None)
+        self._look_for_faults(moment, tidied=began)
         return True
 
     def complete(self) -> None:
@@ -205,16 +206,20 @@ class _Killer:
         instant = time.monotonic() + self._chance.uniform(0, longest)
         return wait_until(lambda: time.monotonic() >= instant, process)
 
-    def _look_for_faults(self, moment: str, own: int | None) -> None:
+    def _look_for_faults(self, moment: str, tidied: bool) -> None:
         """A kill leaves a store in which nothing is wrong, and only the killed process's own unfinished files."""
         if not self._place.files.exists():
             return
         verified = verify(self._place.url)
         if verified.returncode != 0:
             self.faults.append(f"killed {moment}: {verified.stdout}")
-        if own is not None:  # it got as far as removing what those before it had left
-            others = [path for path in self._temporaries() if f"-{own}-" not in path.name]
+        writers = {path: path.name.split("-")[1] for path in self._temporaries()}
+        if tidied:  # it got as far as removing what those before it had left
+            others = [path for path, writer in writers.items() if writer in self._writers]
             self.faults += [f"killed {moment}: {path} of a dead process" for path in others]
+            if len(set(writers.values())) > 1:
+                self.faults.append(f"killed {moment}: unfinished files of {len(set(writers.values()))} processes")
+        self._writers.update(writers.values())
 
 
 def _names(folder: Path) -> set[str]:

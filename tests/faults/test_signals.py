@@ -93,8 +93,9 @@ def test_an_upload_that_hangs_is_left(tmp_path: Path, gcs_proxy: Proxy) -> None:
 def test_a_second_signal_that_comes_clearly_later_leaves_at_once(tmp_path: Path) -> None:
     # A chunk of some ten trillion operations, which no processor ends within the two seconds that are waited.
     model = {"num_layers": 4, "num_heads": 4, "embed_dim": 256}
-    training, run_half = {"total_steps": 64, "batch_size": 2048}, {**SPEC["run"], "grace_seconds": 600, "max_chunk": 64}
-    data = {**SPEC, "model": model, "training": training, "run": {**run_half, "log_every": 64, "save_state_every": 64}}
+    training = {"total_steps": 64, "batch_size": 2048}
+    run_half = {"grace_seconds": 600, "max_chunk": 64, "checkpoint_at": {}, "evaluate_at": {}}
+    data = {**SPEC, "model": model, "training": training, "run": run_half}
     run = tmp_path / "store" / run_name(spec_from_data(data))
     process = start(write_spec(tmp_path / "spec.json", data), tmp_path / "store", tmp_path / "log")
     assert wait_until(lambda: (run / "checkpoints").is_dir(), process)

@@ -80,7 +80,7 @@ def check_activations(spec: Spec) -> None:
 
 
 BOMBS: dict[str, dict[str, Any]] = {
-    "model.num_layers (now 2147483647)": {"model": ModelSpec(num_layers=HUGE)},
+    "model.num_layers (now 4096)": {"model": ModelSpec(num_layers=4096, embed_dim=2**13)},
     "model.embed_dim (now 2147483644) with model.mlp_dim": {"model": ModelSpec(embed_dim=HUGE - 3)},
     "model.mlp_dim (now 2147483647)": {"model": ModelSpec(mlp_dim=HUGE)},
     "training.batch_size (now 2147483647)": {"training": TrainingSpec(total_steps=1, batch_size=HUGE)},
@@ -93,7 +93,7 @@ BOMBS: dict[str, dict[str, Any]] = {
         "run": RunSpec(max_chunk=4096),
     },
     "several of run.max_chunk, task.num_examples": {
-        "model": ModelSpec(num_layers=HUGE),
+        "model": ModelSpec(num_layers=4096, embed_dim=2**14),
         "evaluation": EvaluationSpec(batch_size=HUGE),
     },
 }
@@ -111,7 +111,7 @@ def test_a_limit_is_kept_to_the_byte_and_none_allows_everything() -> None:
     check_fits(spec, estimate(spec).memory())
     with pytest.raises(SpecError, match="memory"):
         check_fits(spec, estimate(spec).memory() - 1)
-    check_fits(tiny_spec(model=ModelSpec(num_layers=HUGE)), None)
+    check_fits(tiny_spec(model=ModelSpec(embed_dim=HUGE - 3)), None)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "xla"])

@@ -181,3 +181,15 @@ def test_going_on_elsewhere_works_before_the_first_state(dense: Run, store_url: 
     assert execute(spec, backend=OtherBackend(), allow_backend_change=True).status == "complete"
     require_as_dense(load_run(store_url, name), dense, {0, 10, 20}, {0, 10, 20})
     assert len(open_store(store_url).list(f"{name}/superseded")) == 1
+
+
+def test_a_damaged_attempt_stops_nothing(dense: Run, tmp_path: Path) -> None:
+    """What an attempt asked for is then looked up in the metrics."""
+    spec = with_run(SPEC, store=str(tmp_path))
+    name = execute(spec).run
+    (attempt,) = [file for file in (tmp_path / name / "attempts").iterdir() if not file.name.endswith(".end.json")]
+    attempt.write_bytes(b"{}")
+    assert execute(spec).status == "already_complete"
+    assert execute(with_run(spec, evaluate_at=MORE)).status == "complete"
+    attempt.unlink()
+    require_as_dense(load_run(str(tmp_path), name), dense, {0, 10, 20}, {0, 1, 7, 10, 13, 20})

@@ -104,20 +104,20 @@ def test_it_warns_of_more_threads_than_cores(
     assert "2 share the 1 cores" in caplog.text
 
 
-def slow_pace(monkeypatch: pytest.MonkeyPatch, readings: list[tuple[int, float]]) -> None:
+def slow_down(monkeypatch: pytest.MonkeyPatch, readings: list[tuple[int, float]]) -> None:
     class Slow:
         def add(self, num_steps: int, seconds: float) -> tuple[float, float] | None:
             readings.append((num_steps, seconds))
             return (0.5, 0.01) if len(readings) == 2 else None
 
-    monkeypatch.setattr("icl.loop.Pace", Slow)
+    monkeypatch.setattr("icl.effects.Slowdown", Slow)
 
 
 def test_a_slow_run_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     readings: list[tuple[int, float]] = []
-    slow_pace(monkeypatch, readings)
+    slow_down(monkeypatch, readings)
     spec: Spec = with_run(SPEC, store=str(tmp_path))
     with caplog.at_level(logging.WARNING, logger="icl"):
         execute(spec)

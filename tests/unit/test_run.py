@@ -231,7 +231,14 @@ def test_check_refuses_a_backend_that_does_not_exist(spec: Path, capsys: pytest.
     assert err == f"error: backend: got 'cpuu'; expected one of {known}. Correct `run.backend`.\n"
 
 
-@pytest.mark.parametrize("field", ["model.num_layers", "training.batch_size", "evaluation.batch_size"])
+def test_check_refuses_a_store_that_is_no_place(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(spec), "--check", "--store", "gs:/bucket/runs"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: store: got 'gs:/bucket/runs'; expected a local path or an fsspec URL.")
+
+
+@pytest.mark.parametrize("field", ["model.mlp_dim", "training.batch_size", "evaluation.batch_size"])
 def test_check_refuses_what_no_machine_can_hold(
     field: str, spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

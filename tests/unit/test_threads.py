@@ -17,6 +17,7 @@ from icl.core.backend import Tree, description_changes, identical
 from icl.core.errors import SpecError
 from icl.io.codec import encode_spec, spec_from_data, spec_to_data, with_run
 from icl.io.names import run_name
+from icl.loop import execute
 from icl.results import load_run, train
 from icl.testing import tiny_spec
 
@@ -170,7 +171,8 @@ def test_a_run_uses_the_threads_its_spec_says_everywhere(tmp_path: Path) -> None
         spec = with_run(tiny_spec(), threads=asked, store=str(tmp_path / str(asked)))
         inside: set[int] = set()
         with use_threads(3):
-            run = train(spec, progress=lambda step, row, seen=inside: seen.add(torch.get_num_threads()))  # type: ignore[misc]
+            execute(spec, progress=lambda step, row, seen=inside: seen.add(torch.get_num_threads()))  # type: ignore[misc]
+            run = train(spec, progress=False)
             assert torch.get_num_threads() == 3
         assert inside == {asked}
         assert [attempt["backend"]["threads"] for attempt in run.attempts()] == [str(asked)]
