@@ -12,8 +12,7 @@ CHECKED = ["icl/core/backend.py", "icl/backends/__init__.py", *(f"icl/backends/{
 
 def check(folder: Path, shadows: dict[str, str]) -> str:
     """What mypy says of the adapters, with other texts in place of some; it follows no other import, which is quick."""
-    command = ["--config-file=", "--strict", "--follow-imports=skip", "--allow-subclassing-any"]
-    command += ["--allow-untyped-decorators", f"--cache-dir={folder / 'cache'}"]
+    command = ["--config-file=", "--strict", "--follow-imports=skip", f"--cache-dir={folder / 'cache'}"]
     for path, text in shadows.items():
         shadow = folder / Path(path).name
         shadow.write_text(text)

@@ -25,12 +25,12 @@ from tests.emulator import BUCKET, Emulator
 from tests.faults.runs import (
     SPEC,
     Report,
-    closed,
     differences,
     finish,
+    print_report,
     read_saved,
-    server_of,
     start,
+    store_server,
     verify,
     wait_until,
     write_spec,
@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        with server_of(options.store, folder) as server:
+        with store_server(options.store, folder) as server:
             result = campaign(
                 folder,
                 options.kills,
@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.server_kills,
                 say=lambda line: print(line, file=sys.stderr, flush=True),
             )
-    return closed(result.line(), result.faults)
+    return print_report(result.line(), result.faults)
 
 
 if __name__ == "__main__":

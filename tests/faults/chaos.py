@@ -26,7 +26,7 @@ import attrs
 from icl.io.manifest import Manifest
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
-from tests.faults.runs import SPEC, Report, closed, differences, read_saved, verify
+from tests.faults.runs import SPEC, Report, differences, print_report, read_saved, verify
 
 WORKER, SWEEP = "of workers", "of the sweep"  # kinds of kills
 _SECONDS = 1800.0
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         result = chaos(Path(folder), options.runs, options.workers, options.interval, options.sweep_kills, options.seed)
-    return closed(result.line(), result.faults)
+    return print_report(result.line(), result.faults)
 
 
 if __name__ == "__main__":

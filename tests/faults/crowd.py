@@ -17,12 +17,12 @@ from tests.emulator import BUCKET, Emulator
 from tests.faults.runs import (
     SPEC,
     Saved,
-    closed,
     differences,
     finish,
+    print_report,
     read_saved,
-    server_of,
     start,
+    store_server,
     verify,
     write_spec,
 )
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heartbeat", choices=("on", "off"), default="on")
     options = parser.parse_args(arguments)
     codes = []
-    with tempfile.TemporaryDirectory() as temporary, server_of(options.store, Path(temporary)) as server:
+    with tempfile.TemporaryDirectory() as temporary, store_server(options.store, Path(temporary)) as server:
         alone = Path(temporary) / "alone"
         alone.mkdir()
         reference = undisturbed(alone)
@@ -98,7 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
             folder.mkdir()
             heartbeat = options.heartbeat == "on"
             result = crowd(folder, options.processes, heartbeat=heartbeat, reference=reference, server=server)
-            codes.append(closed(f"{options.store}, heartbeat {options.heartbeat}: {result.line()}", result.faults))
+            codes.append(
+                print_report(f"{options.store}, heartbeat {options.heartbeat}: {result.line()}", result.faults)
+            )
     return max(codes, default=0)
 
 

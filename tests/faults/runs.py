@@ -70,8 +70,8 @@ class Report:
         )
 
 
-def closed(line: str, faults: list[str]) -> int:
-    """Print the faults and the closing line of a campaign; the exit code."""
+def print_report(line: str, faults: list[str]) -> int:
+    """Print the faults and the closing line of a campaign; returns its exit code."""
     for fault in faults:
         print(f"fault: {fault}", file=sys.stderr)
     print(line, flush=True)
@@ -79,7 +79,7 @@ def closed(line: str, faults: list[str]) -> int:
 
 
 @contextmanager
-def server_of(store: str, folder: Path) -> Iterator[Emulator | None]:
+def store_server(store: str, folder: Path) -> Iterator[Emulator | None]:
     """For the store "gcs" an emulator, to which gs:// URLs lead from now on; for "local" None."""
     if store == "local":
         yield None
