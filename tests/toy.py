@@ -1,6 +1,6 @@
 """A backend as another package brings it: `run.backend` names it `tests.toy:ToyBackend`, and icl has no line about it.
 
-Its device is the processor. It computes a batch at a time, through `compile`, and knows nothing of chunks.
+Its device is the processor.
 """
 
 import json
@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import Generator
 
+from icl.backends.eager import compile_eagerly, compile_steps_eagerly
 from icl.backends.numerics import pinned_numerics
-from icl.backends.shapes import BoundShapes, check_chunk
 from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
 from icl.core.errors import BackendUnavailableError
-from icl.core.step import fold_steps
 
 
 class ToyBackend:
@@ -48,25 +47,10 @@ class ToyBackend:
         return self._generator.manual_seed(seed)
 
     def compile(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
-        bound = BoundShapes()
-
-        def compiled(*trees: Tree) -> Tree:
-            bound.check(*trees)
-            with self._computing():
-                return fn(*trees)
-
-        return compiled
+        return compile_eagerly(fn, self._computing)
 
     def compile_steps(self, step: Step, *, num_steps: int) -> Advance:
-        bound = BoundShapes()
-
-        def advance(state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
-            check_chunk(batches, num_steps, length)
-            bound.check(state, batches)
-            with self._computing():
-                return fold_steps(lambda state, batch: step(state, self.to_device(batch)), state, batches, length)
-
-        return advance
+        return compile_steps_eagerly(step, num_steps, self._computing)
 
     def counters(self) -> dict[str, float]:
         return {"calls": self._calls}
@@ -84,5 +68,5 @@ class ToyBackend:
     @contextmanager
     def _computing(self) -> Iterator[None]:
         self._calls += 1
-        with pinned_numerics(threads=self._threads), torch.no_grad():
+        with pinned_numerics(threads=self._threads):
             yield

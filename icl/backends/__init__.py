@@ -78,8 +78,8 @@ def kinds_of(name: str) -> tuple[str, ...] | None:
 
 
 def device_kinds() -> dict[str, DeviceKind]:
-    """Every kind of device that a backend of the table runs on, by its name."""
-    return {kind.name: kind for entry in BACKENDS.values() for kind in entry.kinds}
+    """Every kind of device that is a backend's own, by its name."""
+    return {entry.kinds[0].name: entry.kinds[0] for entry in BACKENDS.values()}
 
 
 def backend_of_kind(kind: str) -> str:

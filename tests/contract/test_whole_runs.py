@@ -28,13 +28,11 @@ def test_a_strict_backend_trains_to_the_same_bits(num_tasks: int | None, tmp_pat
     spec = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=num_tasks))
     plain, strict = str(tmp_path / "plain"), str(tmp_path / "strict")
     execute(with_run(spec, store=plain))
-    backend, chunks = StrictBackend(), iter([False, False, True])
-    assert (
-        execute(with_run(spec, store=strict), backend=backend, should_stop=lambda: next(chunks)).status == "interrupted"
-    )
-    assert execute(with_run(spec, store=strict), backend=backend).status == "complete"
-    more = StepsSpec(also=(1, 11))
-    assert execute(with_run(spec, store=strict, checkpoint_at=more), backend=backend).status == "complete"
+    backend, chunks, spec = StrictBackend(), iter([False, False, True]), with_run(spec, store=strict)
+    assert execute(spec, backend=backend, should_stop=lambda: next(chunks)).status == "interrupted"
+    assert execute(spec, backend=backend).status == "complete"
+    late = with_run(spec, checkpoint_at=StepsSpec(also=(1, 11)))
+    assert execute(late, backend=backend).status == "complete"
     assert not differences(read_saved(plain), read_saved(strict), common=True)
     assert backend.host_reads == 0
 
