@@ -59,9 +59,20 @@ class Outcome:
     profile: Profile = attrs.field(factory=dict)
 
 
+@attrs.frozen
+class _Options:
+    """What `execute` was asked for besides the spec."""
+
+    allow_backend_change: bool
+    should_stop: Callable[[], bool]
+    progress: Progress
+    trace: str | None
+
+
 def execute(
     spec: Spec,
     *,
+    backend: Backend | None = None,
     allow_backend_change: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress = lambda step, row: None,
@@ -72,6 +83,7 @@ def execute(
     The saved bits are a function of the spec alone on one backend, through any number of interruptions.
 
     Args:
+        backend: to train on; None for the one that `run.backend` names.
         allow_backend_change: go on from a state computed on another backend (the bits will differ from either's).
         should_stop: asked after every chunk; when true the state is saved and the outcome is "interrupted".
         progress: told after every chunk the step, and the metrics that are due there, if any.
@@ -84,33 +96,26 @@ def execute(
     if (spec.run.threads or 0) > allowed_cores():
         logger.warning("run.threads: %d share the %d cores allowed here: steps will be slow", threads, allowed_cores())
     with pinned_numerics(threads=threads):
-        return _execute(spec, threads, allow_backend_change, should_stop, progress, trace)
+        check_fits(spec, allowed_memory())
+        if backend is None:
+            backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision, threads=threads)
+        return _execute(spec, backend, _Options(allow_backend_change, should_stop, progress, trace))
 
 
-def _execute(
-    spec: Spec,
-    threads: int,
-    allow_backend_change: bool,
-    should_stop: Callable[[], bool],
-    progress: Progress,
-    trace: str | None,
-) -> Outcome:
-    check_fits(spec, allowed_memory())
+def _execute(spec: Spec, backend: Backend, options: _Options) -> Outcome:
     total = spec.training.total_steps
-    backend = get_backend(spec.run.backend, matmul_precision=spec.training.matmul_precision, threads=threads)
     run = open_run(open_store(spec.run.store), spec)
     if _is_done(run, spec):
         with mirrored(spec, run.name, total, run.metrics) as mirror:
             mirror.status = "complete"
         return Outcome(spec.run.store, run.name, total, "already_complete")
-    with owned(run.store, run.name, every=spec.run.heartbeat_seconds, should_stop=should_stop) as ownership:
+    with owned(run.store, run.name, every=spec.run.heartbeat_seconds, should_stop=options.should_stop) as ownership:
         if ownership.lost:
             return Outcome(spec.run.store, run.name, max(run.state_steps(), default=0), "interrupted")
         if _is_done(run, spec):  # since, by the process that owned it before
             return Outcome(spec.run.store, run.name, total, "already_complete")
-        return _train(
-            spec, backend, run, allow_backend_change, lambda: should_stop() or ownership.lost, progress, trace
-        )
+        owning = attrs.evolve(options, should_stop=lambda: options.should_stop() or ownership.lost)
+        return _train(spec, backend, run, owning)
 
 
 def _is_done(run: RunDir, spec: Spec) -> bool:
@@ -118,15 +123,7 @@ def _is_done(run: RunDir, spec: Spec) -> bool:
     return run.manifest.status() == "complete" and not find_late(run, spec, spec.training.total_steps + 1).steps
 
 
-def _train(
-    spec: Spec,
-    backend: Backend,
-    run: RunDir,
-    allow_backend_change: bool,
-    should_stop: Callable[[], bool],
-    progress: Progress,
-    trace: str | None,
-) -> Outcome:
+def _train(spec: Spec, backend: Backend, run: RunDir, options: _Options) -> Outcome:
     total = spec.training.total_steps
     found = run.newest_state()
     start = found[0] if found else 0
@@ -142,14 +139,14 @@ def _train(
         _failure_recorded(run, attempt),
         Writer(persist=persist, num_threads=num_threads) as writer,
     ):
-        state = None if complete else state_to_go_on_from(run, spec, backend, found, allow_backend_change)
+        state = None if complete else state_to_go_on_from(run, spec, backend, found, options.allow_backend_change)
         late = find_late(run, spec, total + 1 if complete else start)
         mirror = mirroring.enter_context(mirrored(spec, run.name, passed, run.metrics))
 
         def tell(at: int, row: Mapping[str, float]) -> None:
             if row:
                 mirror.log(at, row)
-            progress(at, row)
+            options.progress(at, row)
 
         with profiler.phase("evaluate"):
             measure = build_eval(spec, backend, pool)
@@ -162,7 +159,7 @@ def _train(
             measure=measure,
             metadata={"backend": _encode(backend.describe()), "icl": __version__},
             writer=writer,
-            should_stop=should_stop,
+            should_stop=options.should_stop,
             progress=tell,
         )
         step, stopping = passed, False
@@ -170,7 +167,7 @@ def _train(
             with profiler.phase("late"):
                 stopping = not compute_late(late, setup)
         if state is not None and not stopping:
-            step, stopping = _fold(setup, profiler, state, start, trace)
+            step, stopping = _fold(setup, profiler, state, start, options.trace)
         with profiler.phase("save"):
             writer.drain()
         status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"

@@ -1,18 +1,16 @@
 """One thread a process, Hypothesis profiles (fast, ci, thorough by HYPOTHESIS_PROFILE), and fresh stores."""
 
-import math
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.emulator import BUCKET, Emulator, Proxy, emulator, proxy
+from tests.emulator import BUCKET, Emulator, Proxy, behind_proxy, emulator
 
 # Models this small gain nothing from a second thread, and threads that wait for each other on a busy machine lose much.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -36,12 +34,8 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def gcs_proxy(gcs: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the emulator, to which this test's gs:// URLs lead; gcsfs does not pause between its tries."""
-    import gcsfs.retry
-
-    with proxy(gcs) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        monkeypatch.setattr(gcsfs.retry, "random", SimpleNamespace(random=lambda: -math.inf))
+    """A proxy before the emulator, to which this test's gs:// URLs lead."""
+    with behind_proxy(gcs, monkeypatch) as server:
         yield server
 
 

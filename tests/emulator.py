@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import math
 import signal
 import socket
 import subprocess
@@ -10,11 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
+import pytest
+
+from tests.loopback import Handler, free_port, serving
 
 BUCKET = "bucket"
 _PAGE = 1000  # objects in one answer to a listing, as Google's own
@@ -67,10 +71,7 @@ def emulator(folder: Path) -> Iterator[Emulator]:
     """A running emulator with one empty bucket, in a folder of its own."""
     root = folder / "gcs"
     (root / BUCKET).mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Emulator(root, port)
+    server = Emulator(root, free_port())
     server.start()
     try:
         yield server
@@ -124,53 +125,42 @@ def proxy(target: Emulator) -> Iterator[Proxy]:
     """A proxy before `target`."""
     state = Proxy(0)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
+    class Forwarding(Handler):
+        def serve(self) -> None:
             _forward(self, state, target)
 
-        do_POST = do_DELETE = do_PUT = do_GET  # noqa: N815
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 128
-
-        def handle_error(self, *_: object) -> None:
-            pass  # a client that went away
-
-    server = Server(("127.0.0.1", 0), Handler)
-    state.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    with serving(Forwarding, state.stopping) as state.port:
         yield state
-    finally:
-        state.stopping.set()
-        server.shutdown()
-        server.server_close()
 
 
-def _forward(handler: BaseHTTPRequestHandler, state: Proxy, target: Emulator) -> None:
+@contextlib.contextmanager
+def behind_proxy(target: Emulator, patch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before `target`, to which `patch` leads gs:// URLs; gcsfs does not pause between its tries."""
+    import gcsfs.retry
+
+    with proxy(target) as server:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        patch.setattr(gcsfs.retry, "random", SimpleNamespace(random=lambda: -math.inf))
+        yield server
+
+
+def _forward(handler: Handler, state: Proxy, target: Emulator) -> None:
     request = Request(handler.command, handler.path)
     state.requests.append(request)
     fault = state.fault(request)
-    body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+    body = handler.body()
     if state.latency:
         time.sleep(state.latency)
     if fault == "stall":
         state.stopping.wait()
     if fault in ("before", "stall"):
-        return _hang_up(handler)
+        return handler.hang_up()
     if fault is not None and fault.isdigit():
-        return _answer(handler, int(fault), b'{"error": {"code": %d, "message": "by order"}}' % int(fault))
+        return handler.reply(int(fault), b'{"error": {"code": %d, "message": "by order"}}' % int(fault))
     if fault == "half" and body:
         with contextlib.suppress(OSError):
             _send_half(target, handler, body)
-        return _hang_up(handler)
+        return handler.hang_up()
     begun = time.perf_counter()
     try:
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=60)
@@ -179,15 +169,15 @@ def _forward(handler: BaseHTTPRequestHandler, state: Proxy, target: Emulator) ->
         answer = connection.getresponse()
         data = answer.read()
     except (OSError, http.client.HTTPException):
-        return _hang_up(handler)
+        return handler.hang_up()
     finally:
         connection.close()
     state.emulator_seconds += time.perf_counter() - begun
     if fault == "after":
-        return _hang_up(handler)
+        return handler.hang_up()
     if handler.command == "GET":
         state.bytes_read += len(data)
-    return _answer(handler, answer.status, data, answer.getheader("Content-Type"), half=fault == "half")
+    return handler.reply(answer.status, data, answer.getheader("Content-Type"), half=fault == "half")
 
 
 def _in_pages(path: str) -> str:
@@ -198,7 +188,7 @@ def _in_pages(path: str) -> str:
     return urlunsplit(parts._replace(query=urlencode(query)))
 
 
-def _send_half(target: Emulator, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+def _send_half(target: Emulator, handler: Handler, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", target.port), timeout=10) as raw:
         head = [
             f"{handler.command} {handler.path} HTTP/1.1",
@@ -207,21 +197,3 @@ def _send_half(target: Emulator, handler: BaseHTTPRequestHandler, body: bytes) -
             "",
         ]
         raw.sendall("\r\n".join(head).encode() + body[: len(body) // 2])
-
-
-def _answer(
-    handler: BaseHTTPRequestHandler, status: int, data: bytes, kind: str | None = None, half: bool = False
-) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Type", kind or "application/json")
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data[: len(data) // 2] if half else data)
-    if half:
-        _hang_up(handler)
-
-
-def _hang_up(handler: BaseHTTPRequestHandler) -> None:
-    handler.close_connection = True
-    with contextlib.suppress(OSError):
-        handler.connection.shutdown(socket.SHUT_RDWR)

@@ -9,14 +9,14 @@ import gzip
 import itertools
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 import attrs
 import yaml
+
+from tests.loopback import Handler, serving
 
 ENTITY, PROJECT = "tester", "icl"
 HISTORY, SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
@@ -175,21 +175,19 @@ class WandbServer:
         return [command]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: "_Server"
+class _Answering(Handler):
+    state: WandbServer
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_POST(self) -> None:
-        body, state = self._body(), self.server.state
+    def serve(self) -> None:
+        body, state = self.body(), self.state
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
         if state.behaviour == "stall":
             state.stopping.wait()
             self.close_connection = True
             return
         if state.behaviour == "refuse":
-            self._reply({"errors": [{"message": "permission denied"}]}, 403)
+            self._tell({"errors": [{"message": "permission denied"}]}, 403)
             return
         stream = _STREAM.search(self.path)
         if self.path.endswith("/graphql"):
@@ -197,64 +195,27 @@ class _Handler(BaseHTTPRequestHandler):
             data = state.answer(given["query"], given.get("variables") or {})
             if data is None:
                 state.unknown.append(given["query"])
-            self._reply({"data": data} if data is not None else {"data": None, "errors": [{"message": "unknown"}]})
+            self._tell({"data": data} if data is not None else {"data": None, "errors": [{"message": "unknown"}]})
         elif stream:
             state.stream(stream[1], json.loads(body))
-            self._reply({"limits": {}})
+            self._tell({"limits": {}})
         else:
-            self._reply({})
+            self._tell({})
 
-    do_GET = do_PUT = do_POST  # noqa: N815
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            data = b""
-            while size := int(self.rfile.readline(), 16):
-                data += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
-
-    def _reply(self, data: object, status: int = 200) -> None:
-        body = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    state: WandbServer
-
-    def handle_error(self, *_: object) -> None:
-        pass  # a client that went away
+    def _tell(self, data: object, status: int = 200) -> None:
+        self.reply(status, json.dumps(data).encode())
 
 
 @contextlib.contextmanager
 def wandb_server() -> Iterator[WandbServer]:
     """A server that runs while inside."""
-    state = WandbServer()
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.state, state.port = state, server.server_address[1]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield state
-    finally:
-        state.stopping.set()
-        server.shutdown()
-        server.server_close()
+    served = WandbServer()
 
+    class Answering(_Answering):
+        state = served
 
-def free_port() -> int:
-    """A port on loopback on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    with serving(Answering, served.stopping) as served.port:
+        yield served
 
 
 def _id(text: str) -> str:

@@ -1,62 +1,120 @@
-"""Adapters, one device a file, loaded when first asked for. Nothing here falls back to another device."""
+"""The table of backends; an adapter is loaded when it is first asked for. Nothing here falls back to another device."""
 
 import importlib
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import attrs
+
+from icl.backends.kinds import CPU, CUDA, TPU, DeviceKind
 from icl.core.errors import BackendUnavailableError
 
 if TYPE_CHECKING:  # it needs torch, which a command line that trains nothing does not load
     from icl.core.backend import Backend
 
-_ADAPTERS = {"cpu": "CPUBackend", "cuda": "CUDABackend", "xla": "XLABackend"}
-# The kinds of device that a backend runs on, its own first; one that is not here runs on whatever it is given.
-_KINDS = {"cpu": ("cpu",), "cuda": ("cuda",), "xla": ("tpu", "cpu")}
+Adapter: TypeAlias = "Callable[[str, int | None], Backend]"
+"""Makes a backend ready to run, from `matmul_precision` and `threads` as `get_backend` has them."""
+
+_ELSEWHERE = re.compile(r"\w+(\.\w+)*:\w+")
+
+
+@attrs.frozen
+class Entry:
+    """A backend of icl: its adapter, and the kinds of device that it runs on, its own first."""
+
+    adapter: Adapter
+    kinds: tuple[DeviceKind, ...]
+
+
+# The return type of each function has mypy check the adapter against the protocol.
+def _cpu(matmul_precision: str, threads: int | None) -> "Backend":
+    from icl.backends.cpu import CPUBackend
+
+    return CPUBackend(matmul_precision, threads)
+
+
+def _cuda(matmul_precision: str, threads: int | None) -> "Backend":
+    from icl.backends.cuda import CUDABackend
+
+    return CUDABackend(matmul_precision, threads)
+
+
+def _xla(matmul_precision: str, threads: int | None) -> "Backend":
+    from icl.backends.xla import XLABackend
+
+    return XLABackend(matmul_precision, threads)
+
+
+BACKENDS = {
+    "cpu": Entry(_cpu, (CPU,)),
+    "cuda": Entry(_cuda, (CUDA,)),
+    "xla": Entry(_xla, (TPU, CPU)),
+}
 
 
 def get_backend(name: str, *, matmul_precision: str = "highest", threads: int | None = None) -> "Backend":
     """The backend of that name, ready to run.
 
     Args:
+        name: one of the table, or `package.module:Class` for an adapter of another package.
         matmul_precision: `training.matmul_precision` of the spec; a backend obeys it or refuses.
         threads: `run.threads` of the spec, of PyTorch's kernels on the host; None leaves them to PyTorch.
 
     Raises: BackendUnavailableError when there is no such backend, its package or device is missing, or it cannot obey.
     """
     require_known(name)
-    module = importlib.import_module(f"icl.backends.{name}")
-    adapter: Callable[[str, int | None], Backend] = getattr(module, _ADAPTERS[name])
+    adapter = BACKENDS[name].adapter if name in BACKENDS else _import_adapter(name)
     return adapter(matmul_precision, threads)
 
 
-def device_kinds(name: str) -> tuple[str, ...] | None:
-    """The kinds of device that a backend runs on, its own first, without loading it; None for any kind.
+def kinds_of(name: str) -> tuple[str, ...] | None:
+    """The kinds of device that a backend runs on, its own first; None for any kind, as for one of another package.
 
     Raises: BackendUnavailableError when there is no such backend.
     """
     require_known(name)
-    return _KINDS.get(name)
+    return tuple(kind.name for kind in BACKENDS[name].kinds) if name in BACKENDS else None
+
+
+def device_kinds() -> dict[str, DeviceKind]:
+    """Every kind of device that is a backend's own, by its name."""
+    return {entry.kinds[0].name: entry.kinds[0] for entry in BACKENDS.values()}
 
 
 def backend_of_kind(kind: str) -> str:
     """The backend whose own kind of device that is."""
-    return next(name for name, kinds in _KINDS.items() if kinds[0] == kind)
+    return next(name for name, entry in BACKENDS.items() if entry.kinds[0].name == kind)
 
 
 def require_known(name: str) -> None:
-    """Raises BackendUnavailableError when there is no backend of that name, available here or not."""
-    if name not in _ADAPTERS:
-        known = ", ".join(sorted(_ADAPTERS))
-        raise BackendUnavailableError(f"backend: got {name!r}; expected one of {known}. Correct `run.backend`.")
+    """Raises BackendUnavailableError when that cannot be the name of a backend; nothing is loaded or looked for."""
+    if name not in BACKENDS and not _ELSEWHERE.fullmatch(name):
+        known = ", ".join(sorted(BACKENDS))
+        raise BackendUnavailableError(
+            f"backend: got {name!r}; expected one of {known}, or package.module:Class. Correct `run.backend`."
+        )
 
 
 def available_backends() -> dict[str, str]:
-    """Every known backend with "available" or the reason why it is not."""
+    """Every backend of the table with "available" or the reason why it is not."""
     found = {}
-    for name in _ADAPTERS:
+    for name in BACKENDS:
         try:
             get_backend(name)
             found[name] = "available"
         except BackendUnavailableError as error:
             found[name] = str(error)
+    return found
+
+
+def _import_adapter(name: str) -> Adapter:
+    module, _, adapter = name.partition(":")
+    try:
+        found: Adapter = getattr(importlib.import_module(module), adapter)
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailableError(
+            f"backend {name}: got {error}; expected a module {module} with a class {adapter}. Install its package, set "
+            "PYTHONPATH to where it lies, or correct `run.backend`."
+        ) from None
     return found

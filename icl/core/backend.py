@@ -46,11 +46,12 @@ class Backend(Protocol):
         5. Results belong to the caller: no later call changes them. `compile_steps` consumes the state it is given.
         6. No global random generator is read or written.
         7. No setting of the process (autocast, a default device or dtype, precision, ...) changes a bit or is changed.
+        8. Nothing that watches (`counters`, `trace`, `synchronize`) changes a bit; counters only grow.
     """
 
     @property
     def name(self) -> str:
-        """The name the registry knows this backend by."""
+        """What `run.backend` calls it: a name of the table, or `package.module:Class`."""
         ...
 
     def describe(self) -> dict[str, str]:
@@ -92,7 +93,7 @@ class Backend(Protocol):
     def counters(self) -> dict[str, float]:
         """What the device has done in this process so far: programs compiled, transfers, ...; empty if nothing counts.
 
-        Names end in their unit when they are not counts.
+        Names end in their unit, `_seconds` or `_bytes`, when they are not counts.
         """
         ...
 

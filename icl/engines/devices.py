@@ -3,30 +3,22 @@
 import fcntl
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, TypeAlias
 
 import attrs
 
-from icl.backends import backend_of_kind, device_kinds
+from icl.backends import backend_of_kind, device_kinds, kinds_of
 from icl.core.errors import BackendUnavailableError, SpecError
 from icl.core.spec import RunSpec
 from icl.io.errors import StoreError
 
-Kind = Literal["cpu", "cuda", "tpu"]
-_FIRST_PORT = 8476  # the one libtpu itself begins with
-# One thread, unless `run.threads` says more; those then sleep while they wait, since the cores are shared.
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+Kind: TypeAlias = str
+"""The name of an `icl.backends.kinds.DeviceKind`: cpu, cuda, tpu or one that a further backend brings."""
 _DEFAULT_BACKEND = RunSpec().backend
-_VISIBLE: dict[Kind, tuple[str, ...]] = {
-    "cpu": (),
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "tpu": ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
-}
 
 
 @attrs.frozen
@@ -44,31 +36,8 @@ class Device:
         return backend_on(self.kind, asked)
 
     def environment(self) -> dict[str, str]:
-        """The variables that give a process this device and no other, to be set before any library is loaded.
-
-        Source: the TPU's are those of libtpu for processes that do not talk to each other, in its newer and older
-        spellings; each process has a port of its own.
-        """
-        if self.kind == "cpu":
-            return {**_THREADS, "PJRT_DEVICE": "CPU"}
-        if self.kind == "cuda":
-            return {**_THREADS, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.id}
-        port = str(_FIRST_PORT + int(self.id))
-        return {
-            **_THREADS,
-            "PJRT_DEVICE": "TPU",
-            "TPU_VISIBLE_CHIPS": self.id,
-            "TPU_VISIBLE_DEVICES": self.id,
-            "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
-            "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
-            "TPU_PROCESS_BOUNDS": "1,1,1",
-            "TPU_HOST_BOUNDS": "1,1,1",
-            "TPU_PROCESS_PORT": port,
-            "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
-            "TPU_MESH_CONTROLLER_PORT": port,
-            "TPU_MESH_CONTROLLER_ADDRESS": f"localhost:{port}",
-            "CLOUD_TPU_TASK_ID": "0",
-        }
+        """The variables that give a process this device and no other, to be set before any library is loaded."""
+        return device_kinds()[self.kind].pin(self.id)
 
 
 def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> list[Device]:
@@ -76,16 +45,16 @@ def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> lis
 
     Raises: SpecError for other texts; BackendUnavailableError for devices that this machine does not have.
     """
-    match = re.fullmatch(r"(cpu|cuda|tpu)(?::(all|\d[\d,-]*))?", text)
-    if match is None:
+    name, _, asked = text.partition(":")
+    kind = device_kinds().get(name)
+    if kind is None or not re.fullmatch(r"\w+(:(all|\d[\d,-]*))?", text):
         raise SpecError(f"--devices: got {text!r}; expected such as tpu:0-3, cuda:all, cuda:0,2 or cpu:2.")
-    kind: Kind = match[1]  # type: ignore[assignment]
-    what = match[2] or "all"
-    if kind == "cpu" and what != "all":
+    what = asked or "all"
+    if kind.is_shared and what != "all":
         if not what.isdecimal() or not 0 < int(what) <= 1024:
-            raise SpecError(f"--devices: got {text!r}; expected a number of processes from 1 to 1024, as in cpu:2.")
-        return [Device("cpu", str(index)) for index in range(int(what))]
-    found = find_devices(kind, environment)
+            raise SpecError(f"--devices: got {text!r}; expected a number of processes from 1 to 1024, as in {name}:2.")
+        return [Device(name, str(index)) for index in range(int(what))]
+    found = [Device(name, index) for index in kind.find(environment)]
     if not found:
         raise BackendUnavailableError(
             f"--devices: got {text}; expected a machine that has one, and there is none here."
@@ -96,8 +65,8 @@ def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> lis
     missing = [index for index in chosen if index not in {device.id for device in found}]
     if missing:
         there = ", ".join(map(str, found))
-        raise BackendUnavailableError(f"--devices: got {kind}:{missing[0]}; expected one of those here: {there}.")
-    return [Device(kind, index) for index in chosen]
+        raise BackendUnavailableError(f"--devices: got {name}:{missing[0]}; expected one of those here: {there}.")
+    return [Device(name, index) for index in chosen]
 
 
 def backend_on(kind: Kind, asked: str) -> str:
@@ -134,30 +103,13 @@ def default_devices(backend: str, environment: Mapping[str, str] = os.environ) -
     return parse_devices(default_kind(backend, environment), environment)
 
 
-def find_devices(kind: Kind, environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """The devices of a kind that this process may use, without loading any library for them."""
-    for variable in _VISIBLE[kind]:
-        if variable in environment:  # given by a scheduler
-            return [Device(kind, index) for index in environment[variable].split(",") if index]
-    if kind == "cpu":
-        return [Device("cpu", str(index)) for index in range(len(os.sched_getaffinity(0)))]
-    if kind == "tpu":
-        files = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
-        return [Device("tpu", str(index)) for index in range(len(files))]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [Device("cuda", str(index)) for index in range(len(re.findall(r"^GPU \d+", listed, re.MULTILINE)))]
-
-
 @contextmanager
 def held(devices: Sequence[Device]) -> Iterator[list[int]]:
     """Hold chips and GPUs while inside, and as long as a process lives that inherits the file descriptors given.
 
     Raises: BackendUnavailableError when another process of this user holds one; StoreError where no file can be kept.
     """
-    alone = [device for device in devices if device.kind != "cpu"]
+    alone = [device for device in devices if not device_kinds()[device.kind].is_shared]
     with ExitStack() as stack:
         yield _hold(stack, alone) if alone else []
 
@@ -194,7 +146,7 @@ def _locked(path: Path, device: Device) -> Iterator[IO[str]]:
 
 def _kinds_of(backend: str) -> tuple[Kind, ...] | None:
     try:
-        return cast("tuple[Kind, ...] | None", device_kinds(backend))
+        return kinds_of(backend)
     except BackendUnavailableError as error:
         raise SpecError(f"run.{error}") from None
 

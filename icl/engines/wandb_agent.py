@@ -53,7 +53,7 @@ class AgentTask:
     def from_environment(cls) -> "AgentTask":
         """The task of this process."""
         kind, _, number = os.environ["ICL_WORKER"].partition(":")
-        device = Device(kind, number)  # type: ignore[arg-type]
+        device = Device(kind, number)
         attempts, allow = int(os.environ["ICL_MAX_ATTEMPTS"]), os.environ["ICL_ALLOW_BACKEND_CHANGE"] == "1"
         return cls(os.environ["ICL_SWEEP_FILE"], os.environ["ICL_SWEEP_STORE"], device, attempts, allow)
 

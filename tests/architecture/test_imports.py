@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "machine": set(),
     "backends": {"backends", "core", "machine"},
     "io": {"io", "core", "machine"},
-    "testing": {"backends", "core"},
+    "testing": {"backends", "core", "testing"},
     "profiling": set(),
     "batches": {"core"},
     "resume": {"core", "io"},

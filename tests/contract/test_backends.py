@@ -9,6 +9,7 @@ from icl.backends import available_backends, get_backend
 from icl.backends.cpu import CPUBackend
 from icl.core.backend import Backend
 from icl.testing import BackendContract, StrictBackend
+from tests.toy import ToyBackend
 
 AVAILABLE = available_backends()
 XLA_WHEELS = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -24,6 +25,12 @@ class TestStrict(BackendContract):
     @pytest.fixture
     def backend(self) -> Backend:
         return StrictBackend()
+
+
+class TestToy(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return get_backend(ToyBackend.name)
 
 
 @pytest.mark.skipif(AVAILABLE["cuda"] != "available", reason=f"needs a CUDA device: {AVAILABLE['cuda']}")

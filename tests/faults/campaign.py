@@ -6,7 +6,6 @@ It ends with one line and exit code 0 or 1.
 """
 
 import argparse
-import io
 import json
 import os
 import random
@@ -16,160 +15,29 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from icl.core.backend import Tree, identical
 from icl.io.codec import spec_from_data
-from icl.io.manifest import list_runs
 from icl.io.names import run_name
-from icl.io.rundir import read_run
-from icl.io.store import open_store
-from icl.store import main as store_command
-from tests.emulator import BUCKET, Emulator, emulator
+from tests.emulator import BUCKET, Emulator
+from tests.faults.runs import (
+    SPEC,
+    Report,
+    differences,
+    finish,
+    print_report,
+    read_saved,
+    start,
+    store_server,
+    verify,
+    wait_until,
+    write_spec,
+)
 
-SPEC: dict[str, Any] = {
-    "task": {"task_dim": 3, "num_examples": 4, "num_tasks": 5},
-    "model": {"num_heads": 2, "embed_dim": 8},
-    "training": {"total_steps": 240, "batch_size": 8},
-    "evaluation": {"batch_size": 16},
-    "run": {
-        "checkpoint_at": {"linear": 121},
-        "evaluate_at": {"linear": 81},
-        "save_state_every": 3,
-        "log_every": 10,
-        "max_chunk": 4,
-    },
-}
+SERVER = "of the server"  # a kind of kill, beside the moments at which a run is killed
 WRITTEN = ("state", "checkpoints", "metrics")
-
-
-@attrs.frozen
-class Saved:
-    """Everything a complete run is compared by; metric values are hexadecimal, so that equal means equal bits."""
-
-    checkpoints: dict[int, Tree]
-    rows: dict[int, dict[str, str]]
-    state: Tree
-
-
-@attrs.frozen
-class Result:
-    """What a campaign did: kills by moment, starts after a kill, runs, and what was found wrong."""
-
-    kills: Counter[str]
-    server_kills: int
-    restarts: int
-    runs: int
-    equal: int
-    faults: list[str]
-
-    def line(self) -> str:
-        """The closing line."""
-        moments = ", ".join(f"{count} {moment}" for moment, count in sorted(self.kills.items()))
-        return (
-            f"{self.kills.total()} kills ({moments}), {self.server_kills} of the server, {self.restarts} restarts, "
-            f"{self.equal} of {self.runs} runs equal to the unbroken one bit for bit, {len(self.faults)} faults"
-        )
-
-
-def write_spec(path: Path, data: dict[str, Any]) -> Path:
-    """`data` as JSON at `path`, which is returned."""
-    path.write_text(json.dumps(data))
-    return path
-
-
-def start(
-    spec: Path | str, store: Path | str, log: Path, cwd: Path | None = None, hash_seed: str = "0", threads: int = 1
-) -> subprocess.Popen[str]:
-    """`python -m icl.run` with so many threads, on which the bits depend; stderr goes to a file, never full."""
-    with log.open("a") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", "icl.run", str(spec), "--store", str(store)],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=cwd,
-            env={
-                "PJRT_DEVICE": "CPU",
-                **os.environ,
-                "OMP_NUM_THREADS": str(threads),
-                "MKL_NUM_THREADS": str(threads),
-                "PYTHONHASHSEED": hash_seed,
-            },
-        )
-
-
-def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str]:
-    """The exit code and stdout of a process that ends by itself; one that does not is killed and is an error."""
-    try:
-        stdout, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise
-    return process.returncode, stdout
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> bool:
-    """Whether `condition()` became true while the process lived; looks about every half millisecond."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            process.kill()
-            raise AssertionError(f"nothing happened in {seconds:g} s")
-        try:
-            process.wait(0.0005)
-        except subprocess.TimeoutExpired:
-            continue
-        return False
-    return True
-
-
-def verify(store: Path | str) -> subprocess.CompletedProcess[str]:
-    """What `python -m icl.store verify` says of a store, without the seconds of a process of its own."""
-    command = ["verify", str(store)]
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        code = store_command(command)
-    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
-
-
-def read_saved(store: Path | str, name: str | None = None) -> Saved:
-    """What a run has saved; without its name, the one run of a store."""
-    opened = open_store(str(store), create=False)
-    if name is None:
-        (summary,) = list_runs(opened)
-        name = summary.name
-    run, _ = read_run(opened, name)
-    newest = run.newest_state()
-    return Saved(
-        {step: run.load_checkpoint(step) for step in run.checkpoint_steps()},
-        {step: {name: value.hex() for name, value in row.items()} for step, row in run.metrics().items()},
-        newest[1] if newest else {},
-    )
-
-
-def differences(one: Saved, other: Saved, *, common: bool = False) -> list[str]:
-    """Everything in which two runs differ; with `common`, only at steps and metrics that both have."""
-    found = []
-    steps, rows = one.checkpoints.keys() & other.checkpoints.keys(), one.rows.keys() & other.rows.keys()
-    if not common and (one.checkpoints.keys() != other.checkpoints.keys() or one.rows.keys() != other.rows.keys()):
-        found.append("other steps have checkpoints or metrics")
-    if not {0, max(one.checkpoints)} <= steps or not rows:
-        found.append("the first and the last step have no checkpoints, or no step has metrics")
-    found += [
-        f"checkpoint {step} differs" for step in steps if not identical(one.checkpoints[step], other.checkpoints[step])
-    ]
-    for step in rows:
-        mine, theirs = one.rows[step], other.rows[step]
-        names = mine.keys() & theirs.keys() if common else mine.keys() | theirs.keys()
-        found += [f"{name} at step {step} differs" for name in names if mine.get(name) != theirs.get(name)]
-    if not identical(one.state, other.state):
-        found.append("the last state differs")
-    return found
 
 
 def campaign(
@@ -180,7 +48,7 @@ def campaign(
     server: Emulator | None = None,
     server_kills: int = 0,
     say: Callable[[str], None] = lambda line: None,
-) -> Result:
+) -> Report:
     """Kill trainings `kills` times, several times each, and compare each with an unbroken run.
 
     Args:
@@ -204,27 +72,23 @@ def campaign(
     training = time.monotonic() - begun - startup
     reference = read_saved(whole.url)
     say(f"unbroken: {startup:.1f} s to start, {training:.1f} s to train and save")
-    result = Result(Counter(), 0, 0, 0, 0, [])
-    while result.kills.total() < kills or result.server_kills < server_kills:
+    result = Report(Counter(), 0, 0, 0, [])
+    while (left := kills + result.kills[SERVER] - result.kills.total()) > 0 or result.kills[SERVER] < server_kills:
         place = _Place(folder, f"killed-{result.runs + 1}", server)
         killer = _Killer(spec, place, chance, startup, training)
-        planned = min(kills - result.kills.total(), chance.randint(3, 7))
+        planned = min(left, chance.randint(3, 7))
         while killer.kills.total() < planned and killer.kill_once():
             pass
-        if server is not None and result.server_kills < server_kills:
-            killer.kill_server(server, min(server_kills - result.server_kills, chance.randint(3, 7)))
+        if server is not None and result.kills[SERVER] < server_kills:
+            killer.kill_server(server, min(server_kills - result.kills[SERVER], chance.randint(3, 7)))
         killer.complete()
         found = killer.faults or differences(reference, read_saved(place.url))
-        if not killer.kills and not killer.server_kills:
+        if not killer.kills:
             found.append(f"{place.name} ended before any kill")
-        say(
-            f"{place.name}: {killer.kills.total()} kills, {killer.server_kills} of the server, "
-            f"{'equal' if not found else '; '.join(found)}"
-        )
-        result = Result(
+        say(f"{place.name}: {killer.kills.total()} kills, {'equal' if not found else '; '.join(found)}")
+        result = Report(
             result.kills + killer.kills,
-            result.server_kills + killer.server_kills,
-            result.restarts + killer.starts - 1,
+            result.attempts + killer.starts,
             result.runs + 1,
             result.equal + (not found),
             result.faults + found,
@@ -259,7 +123,7 @@ class _Killer:
     """One run that is killed several times and then left to complete."""
 
     def __init__(self, spec: Path, place: _Place, chance: random.Random, startup: float, training: float) -> None:
-        self.kills, self.server_kills, self.starts, self.exit_code = Counter[str](), 0, 0, -1
+        self.kills, self.starts, self.exit_code = Counter[str](), 0, -1
         self.faults: list[str] = []
         self._writers = set[str]()  # whose unfinished files were seen
         self._spec, self._place, self._chance = spec, place, chance
@@ -278,7 +142,7 @@ class _Killer:
                 break
             server.kill()
             server.start()
-            self.server_kills += 1
+            self.kills[SERVER] += 1
         self.exit_code = finish(process)[0]
 
     def kill_once(self) -> bool:
@@ -383,25 +247,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.server_kills and options.store != "gcs":
         parser.error("--server-kills needs --store gcs")
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        server = running.enter_context(emulator(folder)) if options.store == "gcs" else None
-        if server is not None:
-            os.environ["STORAGE_EMULATOR_HOST"] = server.url
-        result = campaign(
-            folder,
-            options.kills,
-            options.seed,
-            options.backend,
-            server,
-            options.server_kills,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    for fault in result.faults:
-        print(f"fault: {fault}", file=sys.stderr)
-    print(result.line())
-    return 1 if result.faults else 0
+        with store_server(options.store, folder) as server:
+            result = campaign(
+                folder,
+                options.kills,
+                options.seed,
+                options.backend,
+                server,
+                options.server_kills,
+                say=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+    return print_report(result.line(), result.faults)
 
 
 if __name__ == "__main__":

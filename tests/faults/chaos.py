@@ -26,31 +26,11 @@ import attrs
 from icl.io.manifest import Manifest
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
-from tests.faults.campaign import SPEC, differences, read_saved, verify
+from tests.faults.runs import SPEC, Report, differences, print_report, read_saved, verify
 
+WORKER, SWEEP = "of workers", "of the sweep"  # kinds of kills
 _SECONDS = 1800.0
 _ENDING = re.compile(r" (\S+): (complete|already_complete)$", re.MULTILINE)
-
-
-@attrs.frozen
-class Result:
-    """What was done to a sweep, and what was found wrong."""
-
-    runs: int
-    worker_kills: int
-    sweep_kills: int
-    attempts: int
-    seconds: float
-    equal: int
-    faults: list[str]
-
-    def line(self) -> str:
-        """The closing line."""
-        return (
-            f"{self.runs} runs, {self.worker_kills} kills of workers, {self.sweep_kills} of the sweep, {self.attempts} "
-            f"attempts, {self.seconds:.0f} s: {self.equal} complete once and equal to undisturbed ones bit for bit, "
-            f"{len(self.faults)} faults"
-        )
 
 
 @attrs.frozen
@@ -120,7 +100,7 @@ def chaos(
     sweep_kills: int,
     seed: int = 0,
     most_kills: float = math.inf,
-) -> Result:
+) -> Report:
     """Run a sweep undisturbed, and again with kills about every `interval` seconds until it is done.
 
     Args:
@@ -143,18 +123,17 @@ def chaos(
             assert time.monotonic() - begun < _SECONDS, "it does not end"
         if kills.total() >= most_kills:
             continue
-        if kills["sweep"] < sweep_kills and kills.total() % 3 == 2:
+        if kills[SWEEP] < sweep_kills and kills.total() % 3 == 2:
             process.kill()
             process.wait()
-            kills["sweep"] += 1
+            kills[SWEEP] += 1
             process = wild.start(*arguments)
         elif targets := wild.workers():
             try:
                 os.kill(chance.choice(targets), signal.SIGKILL)
-                kills["worker"] += 1
+                kills[WORKER] += 1
             except ProcessLookupError:
                 continue
-    seconds = time.monotonic() - begun
     faults = [] if code == 0 else [f"exit code {code}: {(folder / 'wild.log').read_text()}"]
     faults += [f"process {pid} is left" for pid in wild.workers()]
     verified = verify(wild.store)
@@ -167,8 +146,7 @@ def chaos(
     begun_in_logs = wild.logs().count(": begun\n")
     if begun_in_logs < attempts:
         faults.append(f"the logs have the beginning of {begun_in_logs} of {attempts} attempts")
-    equal = len(names) - len(wrong)
-    return Result(len(names), kills["worker"], kills["sweep"], attempts, seconds, equal, faults)
+    return Report(kills, attempts, len(names), len(names) - len(wrong), faults)
 
 
 def _faults_of(name: str, calm: Place, wild: Place) -> list[str]:
@@ -190,10 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         result = chaos(Path(folder), options.runs, options.workers, options.interval, options.sweep_kills, options.seed)
-    for fault in result.faults:
-        print(f"fault: {fault}", file=sys.stderr)
-    print(result.line())
-    return 1 if result.faults else 0
+    return print_report(result.line(), result.faults)
 
 
 if __name__ == "__main__":

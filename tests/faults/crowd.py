@@ -6,17 +6,26 @@ It ends with one line a round and exit code 0 or 1.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
 
-from tests.emulator import BUCKET, Emulator, emulator
-from tests.faults.campaign import SPEC, Saved, differences, finish, read_saved, start, verify, write_spec
+from tests.emulator import BUCKET, Emulator
+from tests.faults.runs import (
+    SPEC,
+    Saved,
+    differences,
+    finish,
+    print_report,
+    read_saved,
+    start,
+    store_server,
+    verify,
+    write_spec,
+)
 
 ENDS = {(0, "complete"), (0, "already_complete"), (6, "running_elsewhere")}
 
@@ -79,11 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", choices=("local", "gcs"), default="local")
     parser.add_argument("--heartbeat", choices=("on", "off"), default="on")
     options = parser.parse_args(arguments)
-    bad = 0
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
-        server = running.enter_context(emulator(Path(temporary))) if options.store == "gcs" else None
-        if server is not None:
-            os.environ["STORAGE_EMULATOR_HOST"] = server.url
+    codes = []
+    with tempfile.TemporaryDirectory() as temporary, store_server(options.store, Path(temporary)) as server:
         alone = Path(temporary) / "alone"
         alone.mkdir()
         reference = undisturbed(alone)
@@ -92,11 +98,10 @@ def main(arguments: list[str] | None = None) -> int:
             folder.mkdir()
             heartbeat = options.heartbeat == "on"
             result = crowd(folder, options.processes, heartbeat=heartbeat, reference=reference, server=server)
-            for fault in result.faults:
-                print(f"fault: {fault}", file=sys.stderr)
-            print(f"{options.store}, heartbeat {options.heartbeat}: {result.line()}", flush=True)
-            bad += len(result.faults)
-    return 1 if bad else 0
+            codes.append(
+                print_report(f"{options.store}, heartbeat {options.heartbeat}: {result.line()}", result.faults)
+            )
+    return max(codes, default=0)
 
 
 if __name__ == "__main__":

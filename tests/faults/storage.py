@@ -7,15 +7,12 @@ and a second run on the mended store ends with the bits of an undisturbed one.
 
 import argparse
 import errno
-import math
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -31,8 +28,8 @@ from icl.io.rundir import read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
 from icl.loop import execute
-from tests.emulator import BUCKET, Proxy, Request, emulator, proxy
-from tests.faults.campaign import Saved, differences, read_saved
+from tests.emulator import BUCKET, Proxy, Request, behind_proxy, emulator
+from tests.faults.runs import Saved, differences, read_saved
 
 SPEC = Spec(
     task=TaskSpec(task_dim=2, num_examples=2, num_tasks=3),
@@ -158,17 +155,6 @@ def try_gcs(server: Proxy, folder: Path, every: int = 1, first: int = 1) -> Outc
     return outcomes
 
 
-@contextmanager
-def gcs_behind_proxy(folder: Path) -> Iterator[Proxy]:
-    """An emulator and a proxy, to which gs:// URLs lead, and a gcsfs that does not pause between its tries."""
-    import gcsfs.retry
-
-    with emulator(folder) as target, proxy(target) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        patch.setattr(gcsfs.retry, "random", SimpleNamespace(random=lambda: -math.inf))
-        yield server
-
-
 def _undisturbed(url: str, disk: Callable[[], Disk]) -> tuple[Saved, list[str]]:
     counting = disk()
     with pytest.MonkeyPatch.context() as patch:
@@ -236,7 +222,11 @@ def main(arguments: list[str] | None = None) -> int:
             if kind == "local":
                 bad += print_table(try_local(folder, options.every))
             else:
-                with gcs_behind_proxy(folder) as server:
+                with (
+                    pytest.MonkeyPatch.context() as patch,
+                    emulator(folder) as target,
+                    behind_proxy(target, patch) as server,
+                ):
                     bad += print_table(try_gcs(server, folder, options.every))
     return 1 if bad else 0
 

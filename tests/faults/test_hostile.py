@@ -26,7 +26,7 @@ from icl.io.store import open_store
 from icl.io.verify import verify_run
 from icl.loop import execute
 from icl.results import list_runs, load_run, train
-from tests.faults.campaign import differences, read_saved
+from tests.faults.runs import differences, read_saved
 from tests.faults.storage import SPEC
 
 FLIPS = 1000

@@ -13,10 +13,11 @@ import pytest
 from icl.io.codec import spec_from_data
 from icl.io.names import run_name
 from tests.emulator import Emulator, emulator
-from tests.faults.campaign import (
+from tests.faults.campaign import SERVER, campaign
+from tests.faults.crowd import crowd
+from tests.faults.runs import (
     SPEC,
     Saved,
-    campaign,
     differences,
     finish,
     read_saved,
@@ -25,7 +26,6 @@ from tests.faults.campaign import (
     wait_until,
     write_spec,
 )
-from tests.faults.crowd import crowd
 
 TOTAL = SPEC["training"]["total_steps"]
 NAME = run_name(spec_from_data(SPEC))
@@ -87,7 +87,7 @@ def test_a_short_kill_campaign_on_object_storage(tmp_path: Path, gcs: Emulator) 
         seed = int.from_bytes(os.urandom(4), "little")
         result = campaign(tmp_path, kills=2, seed=seed, server=server, server_kills=2)
     assert result.faults == []
-    assert (result.kills.total(), result.server_kills) == (2, 2)
+    assert (result.kills.total(), result.kills[SERVER]) == (4, 2)
     assert result.equal == result.runs
 
 

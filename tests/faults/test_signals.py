@@ -13,7 +13,7 @@ import pytest
 from icl.io.codec import spec_from_data
 from icl.io.names import run_name
 from tests.emulator import BUCKET, Proxy, Request
-from tests.faults.campaign import SPEC, finish, start, verify, wait_until, write_spec
+from tests.faults.runs import SPEC, finish, start, verify, wait_until, write_spec
 from tests.readers import stderr_that_nobody_reads
 
 ONE_REQUEST = 2.0  # seconds, in which signals are one request

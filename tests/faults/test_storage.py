@@ -18,10 +18,10 @@ from icl.io.rundir import read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
 from icl.loop import execute
-from tests.emulator import BUCKET, Proxy
+from tests.emulator import BUCKET, Proxy, behind_proxy, emulator
 from tests.faults import storage as small
-from tests.faults.campaign import SPEC, differences, finish, read_saved, start, verify, write_spec
-from tests.faults.storage import gcs_behind_proxy, print_table, try_gcs, try_local
+from tests.faults.runs import SPEC, differences, finish, read_saved, start, verify, write_spec
+from tests.faults.storage import print_table, try_gcs, try_local
 
 EVERY = 24  # of the calls of one training; `python -m tests.faults.storage` tries them all
 
@@ -30,9 +30,9 @@ def test_any_call_to_the_system_may_fail(tmp_path: Path) -> None:
     assert print_table(try_local(tmp_path, EVERY, first=random.randint(1, EVERY))) == 0
 
 
-def test_any_request_may_fail(tmp_path: Path) -> None:
+def test_any_request_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Field faults 68 and 73."""
-    with gcs_behind_proxy(tmp_path) as server:
+    with emulator(tmp_path) as target, behind_proxy(target, monkeypatch) as server:
         assert print_table(try_gcs(server, tmp_path, EVERY, first=random.randint(1, EVERY))) == 0
 
 

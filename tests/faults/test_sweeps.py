@@ -17,8 +17,8 @@ from icl.engines.work import Work
 from icl.io.states import RunState
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
-from tests.faults.campaign import SPEC, differences, read_saved
-from tests.faults.chaos import Place, chaos, write_sweep
+from tests.faults.chaos import SWEEP, WORKER, Place, chaos, write_sweep
+from tests.faults.runs import SPEC, differences, read_saved
 
 
 def test_a_sweep_survives_the_death_of_workers_and_of_itself(tmp_path: Path) -> None:
@@ -26,8 +26,8 @@ def test_a_sweep_survives_the_death_of_workers_and_of_itself(tmp_path: Path) -> 
     result = chaos(tmp_path, runs=12, workers=2, interval=2.0, sweep_kills=1, seed=1, most_kills=6)
     assert not result.faults
     assert result.equal == 12
-    assert result.sweep_kills == 1
-    assert result.worker_kills >= 2
+    assert result.kills[SWEEP] == 1
+    assert result.kills[WORKER] >= 2
 
 
 def test_a_bad_device_takes_no_more_runs_and_spoils_none(

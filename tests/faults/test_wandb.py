@@ -17,8 +17,9 @@ from icl.io.codec import spec_from_data, spec_to_data
 from icl.io.names import run_name
 from icl.io.sweepfile import load_sweep
 from icl.results import load_run
-from tests.faults.campaign import SPEC, finish, wait_until
-from tests.wandb_server import ENTITY, ServedRun, WandbServer, free_port, wandb_server
+from tests.faults.runs import SPEC, finish, wait_until
+from tests.loopback import free_port
+from tests.wandb_server import ENTITY, ServedRun, WandbServer, wandb_server
 
 TRACKED: dict[str, Any] = {**SPEC, "run": {**SPEC["run"], "wandb": {"project": "icl"}}}
 SLOW: dict[str, Any] = {**TRACKED, "training": {"total_steps": 1500, "batch_size": 512}}  # than W&B is to begin

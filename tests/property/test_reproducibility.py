@@ -58,7 +58,8 @@ def test_any_interruptions_give_the_same_run(spec: Spec, pauses: list[int]) -> N
     broken = with_run(spec, store=f"{root}/broken")
     for pause in pauses:
         countdown = iter([False] * (pause - 1))
-        execute(broken, should_stop=lambda countdown=countdown: next(countdown, True))  # type: ignore[misc]
+        stop = lambda countdown=countdown: next(countdown, True)  # noqa: E731
+        execute(broken, backend=StrictBackend(), should_stop=stop)
     resumed = load_run(f"{root}/broken", execute(broken).run)
     assert resumed.steps == whole.steps
     assert all(identical(resumed.params(step), whole.params(step)) for step in whole.steps)

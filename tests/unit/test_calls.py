@@ -13,7 +13,7 @@ from icl.io import calls
 from icl.io.calls import Calls, NoEndError
 from icl.io.errors import TransientStoreError
 from icl.io.store import open_store
-from tests.faults.campaign import SPEC, verify, write_spec
+from tests.faults.runs import SPEC, verify, write_spec
 
 LONGEST = 2.0  # seconds; on a busy machine another call may take as long, which ends the run in the same way
 

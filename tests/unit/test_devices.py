@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from icl import backends
+from icl.backends.kinds import DeviceKind
 from icl.core.errors import BackendUnavailableError, SpecError
-from icl.engines.devices import Device, Kind, backend_on, default_kind, held, parse_devices
+from icl.engines.devices import Device, Kind, backend_on, default_devices, default_kind, held, parse_devices
 from icl.io.errors import StoreError
 
 TPUS = {"TPU_VISIBLE_CHIPS": "0,1,2,3"}
@@ -88,14 +89,20 @@ def test_a_backend_is_never_replaced_by_another_than_the_devices_own(kind: Kind,
         backend_on(kind, asked)
 
 
-def test_a_further_backend_trains_on_the_devices_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backends._ADAPTERS, "fourth", "FourthBackend")
-    assert backend_on("cpu", "fourth") == "fourth"
+def test_a_backend_of_another_package_trains_on_the_devices_that_it_is_given() -> None:
+    assert backend_on("cuda", "package.module:Class") == "package.module:Class"
     with pytest.raises(SpecError, match="expected --devices with it"):
-        default_kind("fourth", {})
-    monkeypatch.setitem(backends._KINDS, "fourth", ("cuda",))
-    assert default_kind("fourth", {}) == "cuda"
-    with pytest.raises(SpecError, match=r"got 'fourth' with --devices cpu; expected 'cpu' there, or --devices cuda"):
+        default_kind("package.module:Class", {})
+
+
+def test_a_further_entry_brings_its_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry in the table of backends, and sweeps find, name and pin what it runs on."""
+    npu = DeviceKind("npu", lambda environment: ["0", "1"], lambda index: {"NPU_VISIBLE": index})
+    monkeypatch.setitem(backends.BACKENDS, "fourth", backends.Entry(backends.BACKENDS["cpu"].adapter, (npu,)))
+    assert [device.environment() for device in parse_devices("npu:0,1")] == [{"NPU_VISIBLE": "0"}, {"NPU_VISIBLE": "1"}]
+    assert list(map(str, default_devices("fourth", {}))) == ["npu:0", "npu:1"]
+    assert (backend_on("npu", "fourth"), backend_on("npu", "cpu")) == ("fourth", "fourth")
+    with pytest.raises(SpecError, match=r"got 'fourth' with --devices cpu; expected 'cpu' there, or --devices npu"):
         backend_on("cpu", "fourth")
 
 

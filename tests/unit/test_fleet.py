@@ -12,7 +12,7 @@ import pytest
 
 from icl.fleet import main
 from icl.io.sweepfile import inline_sweep, load_sweep
-from tests.faults.campaign import SPEC
+from tests.faults.runs import SPEC
 from tests.wandb_server import wandb_server
 
 SWEEPS = Path(__file__).parents[2] / "specs" / "sweeps"

@@ -118,16 +118,13 @@ def objects(url: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("allow", [False, True])
 @pytest.mark.parametrize("changes", [{"checkpoint_at": MORE}, {"evaluate_at": MORE}])
-def test_another_backend_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allow: bool, changes: dict[str, StepsSpec]
-) -> None:
+def test_another_backend_is_refused(tmp_path: Path, allow: bool, changes: dict[str, StepsSpec]) -> None:
     """Steps of one run never come from two machines; --allow-backend-change is about going on, not about this."""
     spec = with_run(SPEC, store=str(tmp_path))
     execute(spec)
     before = objects(str(tmp_path))
-    monkeypatch.setattr("icl.loop.get_backend", lambda *_, **__: OtherBackend())
     with pytest.raises(CheckpointError, match=r"torch .* -> another.*checkpoint_at, run\.evaluate_at"):
-        execute(with_run(spec, **changes), allow_backend_change=allow)
+        execute(with_run(spec, **changes), backend=OtherBackend(), allow_backend_change=allow)
     assert objects(str(tmp_path)) == before
     assert execute(spec).status == "already_complete"
 
@@ -162,9 +159,7 @@ def test_a_sweep_sees_that_more_is_asked_for(store_url: str) -> None:
     assert state_of(store_url, more) == state_of(store_url, spec) == ("complete", "")
 
 
-def test_going_on_elsewhere_works_before_the_first_state(
-    monkeypatch: pytest.MonkeyPatch, dense: Run, store_url: str
-) -> None:
+def test_going_on_elsewhere_works_before_the_first_state(dense: Run, store_url: str) -> None:
     """Early checkpoints are published, no state yet, and the process dies; another machine takes the run."""
     spec = with_run(SPEC, store=store_url, save_state_every=1000)
 
@@ -181,10 +176,9 @@ def test_going_on_elsewhere_works_before_the_first_state(
     params["unembedding.weight"] += 1  # so that the other machine's bits cannot be the same
     open_store(store_url).delete(run.step_path("checkpoints", 10))
     run.save_checkpoint(10, params, {key: metadata[key] for key in ("backend", "icl")})
-    monkeypatch.setattr("icl.loop.get_backend", lambda *_, **__: OtherBackend())
     with pytest.raises(CheckpointError, match=r"at step 0: got another backend \(torch .*--allow-backend-change"):
-        execute(spec)
-    assert execute(spec, allow_backend_change=True).status == "complete"
+        execute(spec, backend=OtherBackend())
+    assert execute(spec, backend=OtherBackend(), allow_backend_change=True).status == "complete"
     require_as_dense(load_run(store_url, name), dense, {0, 10, 20}, {0, 10, 20})
     assert len(open_store(store_url).list(f"{name}/superseded")) == 1
 

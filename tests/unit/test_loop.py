@@ -178,13 +178,12 @@ class OtherBackend(CPUBackend):
         return super().describe() | {"kernels": "another"}
 
 
-def test_another_backend_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
+def test_another_backend_is_refused_unless_asked_for(store_url: str) -> None:
     spec = with_run(SPEC, store=store_url)
     execute(spec, should_stop=stop_after(3))
-    monkeypatch.setattr("icl.loop.get_backend", lambda *_, **__: OtherBackend())
     with pytest.raises(CheckpointError, match=r"kernels .* -> another.*--allow-backend-change"):
-        execute(spec)
-    outcome = execute(spec, allow_backend_change=True)
+        execute(spec, backend=OtherBackend())
+    outcome = execute(spec, backend=OtherBackend(), allow_backend_change=True)
     assert outcome.status == "complete"
     run = load_run(store_url, outcome.run)
     assert list(run.metrics().index) == list(range(21))

@@ -16,7 +16,7 @@ from icl.io.names import run_name
 from icl.io.sweepfile import load_sweep
 from icl.results import load_run
 from icl.sweep import main
-from tests.faults.campaign import SPEC
+from tests.faults.runs import SPEC
 
 LONG: dict[str, Any] = {**SPEC, "training": {"total_steps": 2**24, "batch_size": 8}}
 

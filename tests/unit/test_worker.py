@@ -19,7 +19,7 @@ from icl.io.manifest import saved_steps
 from icl.io.names import run_name
 from icl.io.store import open_store
 from icl.stopping import EXIT_INTERRUPTED
-from tests.faults.campaign import SPEC
+from tests.faults.runs import SPEC
 
 SECONDS = 300.0
 
