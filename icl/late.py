@@ -72,8 +72,8 @@ def compute_late(late: Late, setup: Setup) -> bool:
         run,
         run.load(*known[end])[1],
         backend,
-        f"expected the one that computed the run, to compute {wanted}. Run it there, or ask for the cadences that "
-        "the run was trained with (run.checkpoint_at, run.evaluate_at).",
+        f"expected the one that computed the run, to compute {wanted}, whatever may go on with it. Run it there, or "
+        "ask for the cadences that the run was trained with (run.checkpoint_at, run.evaluate_at).",
     )
     start, state = _nearest_state(run, spec, late.steps[0])
     logger.info("computing %s: from step %d to %d", wanted, start, end)
@@ -87,8 +87,9 @@ def compute_late(late: Late, setup: Setup) -> bool:
             on_device, metrics = setup.advance(on_device, next(batches), length)
             found.losses.append(backend.to_cpu(metrics)[TRAINING_LOSS][:length])
             step += length
-        if step in late.evaluations:
-            found.rows[step] = setup.measure(on_device)
+        row: dict[str, float] = setup.measure(on_device) if step in late.evaluations else {}
+        if row:
+            found.rows[step] = row
         if step in late.checkpoints or step in known:
             vector = backend.to_cpu({"params": on_device["params"]})["params"]
             if step in late.checkpoints:
@@ -99,7 +100,7 @@ def compute_late(late: Late, setup: Setup) -> bool:
                 if kept + spec.run.save_state_every <= step < end:
                     state, kept = backend.to_cpu(on_device), step
                     setup.writer.submit(partial(run.publish_state, step, state, setup.metadata))
-        setup.progress(step, {})
+        setup.progress(step, row)
         if step < end and setup.should_stop():
             return False
     setup.writer.submit(run.remove_old_states)

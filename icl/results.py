@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import index
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Run:
 
         Raises: CheckpointError when that step is not saved or its file is damaged.
         """
-        return self._directory.load_checkpoint(step)
+        return self._directory.load_checkpoint(_as_step("params", step))
 
     @pinned_numerics()
     def model(self, step: int) -> Predictor:
@@ -114,6 +115,7 @@ class Run:
                 'training_batch: got a run with training.sampling="device"; expected "host". Such batches are drawn by '
                 "the device's own generator while it trains, and cannot be drawn again elsewhere."
             )
+        step = _as_step("training_batch", step)
         if not 0 <= step < total:
             raise ValueError(
                 f"training_batch: got step {step}; expected one from 0 to {total - 1}. The model after the last of "
@@ -142,8 +144,11 @@ def train(
         progress: None shows a bar with the newest losses, False shows nothing; a function is called with the step and
             the metrics that are due there, which may be none.
 
-    Raises: SpecError, BackendUnavailableError, StoreError, CheckpointError, NonFiniteLossError.
+    Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains the run),
+        CheckpointError, NonFiniteLossError; KeyboardInterrupt after SIGINT, when the state is saved.
     """
+    if not (progress is None or progress is True or progress is False or callable(progress)):
+        raise ValueError(f"train: got progress={progress!r}; expected None, True, False or a function of step and row.")
     resolved = with_run(load_spec(spec), backend=backend, store=store)
     if progress is None or progress is True:
         showing: AbstractContextManager[Progress] = progress_bar(resolved.training.total_steps, leave=True)
@@ -172,3 +177,11 @@ def load_run(store: str | PathLike[str], name: str) -> Run:
 def list_runs(store: str | PathLike[str]) -> list[RunSummary]:
     """Name, status and newest step of every run in a store, M4 before M16 and Minf last."""
     return _list_runs(open_store(fspath(store), create=False))
+
+
+def _as_step(where: str, step: int) -> int:
+    """A step as Python's integer, also when it is NumPy's."""
+    try:
+        return index(step)
+    except TypeError:
+        raise ValueError(f"{where}: got step {step!r}; expected an integer, the number of updates.") from None

@@ -11,6 +11,7 @@ import torch
 from icl.core.errors import BackendUnavailableError
 from icl.machine import allowed_cores
 
+_parallel_in: list[int] = []  # the process that has used more than one thread
 _SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -19,23 +20,31 @@ def resolve_threads(asked: int | None) -> int:
 
     OMP_NUM_THREADS and MKL_NUM_THREADS are part of PyTorch's choice, and what they say may be more than the cores.
 
-    Raises: BackendUnavailableError when OMP_THREAD_LIMIT gives the process fewer than `asked`.
+    Raises: BackendUnavailableError when OMP_THREAD_LIMIT gives the process fewer than `asked`, or OpenMP would hang.
     """
     limit = _thread_limit()
-    if asked is None:
+    number = asked
+    if number is None:
         chosen = torch.get_num_threads()
-        return min(limit, chosen if any(name in os.environ for name in _SAID) else min(chosen, allowed_cores()))
-    if asked > limit:
+        number = min(limit, chosen if any(name in os.environ for name in _SAID) else min(chosen, allowed_cores()))
+    if number > 1 and _parallel_in not in ([], [os.getpid()]):
+        raise BackendUnavailableError(
+            f"run.threads: got {number} in a process forked from one that used several; expected 1, since OpenMP's "
+            'threads do not survive a fork. Set `run.threads` to 1, or start processes by multiprocessing\'s "spawn".'
+        )
+    if number > limit:
         raise BackendUnavailableError(
             f"run.threads: got {asked} under OMP_THREAD_LIMIT={limit}; expected at most that many. "
             "Unset OMP_THREAD_LIMIT, or lower `run.threads`."
         )
-    return asked
+    return number
 
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
     """Exactly that many threads inside, also where OMP_DYNAMIC lets OpenMP take fewer on a busy machine."""
+    if number > 1:
+        _parallel_in[:] = [os.getpid()]
     before, openmp = torch.get_num_threads(), _openmp()
     dynamic = openmp is not None and bool(openmp.omp_get_dynamic())
     if before != number:

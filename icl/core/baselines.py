@@ -4,6 +4,7 @@ Both work in float64 in bounded memory, whatever the batch or the number of task
 """
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -23,17 +24,30 @@ def ridge_predictions(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
         xs: (B, K, D). ys: (B, K, 1). noise_variance: sigma^2 >= 0.
 
     Returns: (B, K, 1) float64.
-    Raises: ValueError for other shapes, which would broadcast.
+    Raises: ValueError for other shapes, which would broadcast, another noise, or inputs that require gradients.
     Source: Raventos et al. 2023, eq. 3.
     """
-    require_sequences("ridge_predictions", xs, ys)
+    _require("ridge_predictions", xs, ys, noise_variance)
     batch, examples, dim = xs.shape
+    if not examples or not dim:
+        return torch.zeros_like(ys, dtype=torch.float64)
     rows = max(1, BYTE_BUDGET // (8 * examples * examples * dim))
     parts = [
         _ridge(x.double(), y.double(), noise_variance)
         for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
     ]
     return torch.cat(parts) if batch else ys.double()
+
+
+def _require(where: str, xs: Tensor, ys: Tensor, noise_variance: float) -> None:
+    require_sequences(where, xs, ys)
+    if xs.requires_grad or ys.requires_grad:
+        raise ValueError(
+            f"{where}: got inputs that require gradients; expected none, since it has no derivative here. "
+            "Pass xs.detach() and ys.detach()."
+        )
+    if not isinstance(noise_variance, Real) or not 0 <= noise_variance < math.inf:
+        raise ValueError(f"{where}: got noise_variance {noise_variance!r}; expected a finite number >= 0. Correct it.")
 
 
 def _ridge(xs: Tensor, ys: Tensor, noise_variance: float) -> Tensor:
@@ -61,13 +75,14 @@ def dmmse_predictions(xs: Tensor, ys: Tensor, pool: Tensor, noise_variance: floa
         xs: (B, K, D). ys: (B, K, 1). pool: (M, D), M >= 1. noise_variance: sigma^2 >= 0.
 
     Returns: (B, K, 1) float64.
-    Raises: ValueError for other shapes, which would broadcast.
+    Raises: ValueError as `ridge_predictions`, and for another pool.
     Source: Raventos et al. 2023, eq. 2.
     """
-    require_sequences("dmmse_predictions", xs, ys)
-    if pool.ndim != 2 or not len(pool) or pool.shape[1] != xs.shape[-1]:
+    _require("dmmse_predictions", xs, ys, noise_variance)
+    if not isinstance(pool, Tensor) or pool.ndim != 2 or not len(pool) or pool.shape[1] != xs.shape[-1]:
+        found = tuple(pool.shape) if isinstance(pool, Tensor) else type(pool).__name__
         raise ValueError(
-            f"dmmse_predictions: got a pool {tuple(pool.shape)}; expected (M, D) with M >= 1 and D = {xs.shape[-1]}. "
+            f"dmmse_predictions: got a pool {found}; expected (M, D) with M >= 1 and D = {xs.shape[-1]}. "
             "`run.task_pool()` has it; with infinite M dMMSE is ridge: call ridge_predictions."
         )
     tasks_at_once = min(pool.shape[0], 4096)

@@ -27,6 +27,8 @@ def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
         return source
     if isinstance(source, Mapping):
         return spec_from_data(source)
+    if not isinstance(source, (str, PathLike)):
+        raise SpecError(f"spec: got a value of type {type(source).__name__}; expected a Spec, plain data or a path.")
     return in_file(fspath(source), decode_spec)
 
 

@@ -3,13 +3,14 @@
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from icl.core.errors import SpecError
 from icl.core.spec import Spec
-from icl.io.codec import encode_spec
+from icl.io.codec import encode_spec, load_spec
 
 OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {}}
 """By schema: path -> default of fields added after the schema was published.
@@ -20,11 +21,12 @@ Such a field is left out of the hashed bytes while it holds that default, so tha
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
-def run_name(spec: Spec) -> str:
+def run_name(spec: Spec | Mapping[str, Any]) -> str:
     """E.g. "L2H4-Minf-s0-3f9c2a10b7de4a51": a slug and 64 bits of the SHA-256 of the what-half of the spec.
 
     Two specs that differ in any what-field have different names; `run` and the way a spec is written do not count.
     """
+    spec = load_spec(spec)
     model, tasks = spec.model, spec.task.num_tasks
     slug = f"L{model.num_layers}H{model.num_heads}-M{'inf' if tasks is None else tasks}-s{spec.seeds.init}"
     return f"{slug}-{hashlib.sha256(hashed_bytes(spec)).hexdigest()[:16]}"
@@ -53,7 +55,7 @@ def natural_order(name: str) -> tuple[str | float, ...]:
 
 def is_run_name(name: str) -> bool:
     """Whether a run can have that name."""
-    return bool(_NAME.fullmatch(name))
+    return isinstance(name, str) and bool(_NAME.fullmatch(name))
 
 
 def check_run_name(name: str) -> str:

@@ -1,8 +1,12 @@
 """Ridge and dMMSE at the edges: no examples, no noise, one task, one dimension, a million tasks."""
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from icl.core import baselines
 from icl.core.baselines import dmmse_predictions, ridge_predictions
@@ -119,3 +123,37 @@ def test_dmmse_of_many_tasks_tends_to_ridge() -> None:
     # Monte Carlo over 131,072 tasks, of which only those near the posterior count: about 1 % error.
     gap = dmmse_predictions(xs, ys, pool, 1.0) - ridge_predictions(xs, ys, 1.0)
     assert gap.abs().max() < 0.05
+
+
+BASELINES: dict[str, Callable[..., Tensor]] = {
+    "ridge_predictions": ridge_predictions,
+    "dmmse_predictions": lambda xs, ys, noise: dmmse_predictions(xs, ys, torch.ones(3, 2), noise),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, np.array([0.1, 0.2]), "0.1"])
+def test_another_noise_is_refused(name: str, noise: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}: got noise_variance .*; expected a finite number >= 0"):
+        BASELINES[name](torch.ones(4, 3, 2), torch.ones(4, 3, 1), noise)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_gradients_are_refused(name: str) -> None:
+    """They would be NaN, from singular values that are equal."""
+    xs = torch.ones(4, 3, 2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"require gradients.*xs\.detach"):
+        BASELINES[name](xs, torch.ones(4, 3, 1), 0.1)
+    assert BASELINES[name](xs.detach(), torch.ones(4, 3, 1), np.float64(0.1)).shape == (4, 3, 1)
+
+
+@pytest.mark.parametrize("pool", [None, np.ones((3, 2))])
+def test_what_is_no_pool_is_refused(pool: object) -> None:
+    with pytest.raises(ValueError, match=r"got a pool .*call ridge_predictions"):
+        dmmse_predictions(torch.ones(4, 3, 2), torch.ones(4, 3, 1), pool, 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 2), (4, 3, 0)])
+def test_ridge_of_nothing_predicts_zero(shape: tuple[int, int, int]) -> None:
+    found = ridge_predictions(torch.ones(shape), torch.ones(*shape[:2], 1), 0.1)
+    assert torch.equal(found, torch.zeros(*shape[:2], 1, dtype=torch.float64))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -163,3 +164,23 @@ def test_importing_icl_imports_nothing_heavy() -> None:
     code = "import icl, sys; print([m for m in ('torch', 'torch_xla', 'wandb', 'gcsfs', 'pandas') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_steps_may_be_numpys_and_are_integers(run: icl.Run) -> None:
+    assert identical(run.params(np.int64(20)), run.params(20))
+    assert identical(run.training_batch(run.metrics().index[1]), run.training_batch(1))
+    for call in (run.params, run.training_batch):
+        for wrong in (2.5, "1", None):
+            with pytest.raises(ValueError, match=r"got step .*; expected an integer"):
+                call(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_spec_no_name_or_no_progress_is_said(run: icl.Run, tmp_path: Path) -> None:
+    assert icl.run_name(spec_to_data(SPEC)) == icl.run_name(SPEC)
+    for wrong in (None, 3, run):
+        with pytest.raises(icl.SpecError, match="spec: got a value of type"):
+            icl.train(wrong)  # type: ignore[arg-type]
+    with pytest.raises(icl.SpecError, match="run name: got"):
+        icl.load_run(tmp_path, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="progress='no'"):
+        icl.train(SPEC, store=tmp_path, progress="no")  # type: ignore[arg-type]

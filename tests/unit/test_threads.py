@@ -197,3 +197,26 @@ def test_descriptions_are_compared_by_what_both_name() -> None:
     assert description_changes(then, now) == ["threads 2 -> 1", "torch 2.9.1 -> 2.13.0"]
     assert description_changes(then, then) == []
     assert description_changes({}, now) == []
+
+
+def test_a_forked_process_does_not_hang() -> None:
+    """OpenMP's threads are not there after a fork: more than one would be waited for for ever."""
+    code = """
+import os
+from icl.backends.threads import resolve_threads, use_threads
+from icl.core.errors import BackendUnavailableError
+with use_threads(2):
+    pass
+assert resolve_threads(2) == 2
+child = os.fork()
+if child:
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert resolve_threads(1) == 1
+try:
+    resolve_threads(2)
+except BackendUnavailableError as error:
+    assert "do not survive a fork" in str(error)
+    os._exit(0)
+os._exit(1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
