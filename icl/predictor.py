@@ -17,10 +17,17 @@ class PartModule(nn.Module):
     def __init__(self, model: ModelSpec, name: str) -> None:
         super().__init__()
         self._model, self._name = model, name
+        self._leaves = list[str]()
+
+    def add(self, leaf: str, value: Tensor) -> None:
+        """Give the part a parameter, "weight" or "bias"."""
+        self.register_parameter(leaf, nn.Parameter(value.clone()))
+        self._leaves.append(leaf)
 
     def forward(self, *inputs: Any) -> Any:
         """What the part makes of its inputs; see the function of its name in `icl.core.parts`."""
-        own = dict(self.named_parameters(self._name, recurse=False))
+        # As attributes, since what prunes, parametrizes or ties them leaves no parameter of that name.
+        own = {f"{self._name}.{leaf}": getattr(self, leaf) for leaf in self._leaves}
         return computation(self._name)(Part(self._model, own, self._name, self._inner), *inputs)
 
     def _inner(self, name: str, *inputs: Any) -> Any:
@@ -53,7 +60,7 @@ class Predictor(nn.Module):
         self._task, self._model = spec.task, spec.model
         for name in parameter_shapes(spec):
             part, _, leaf = name.rpartition(".")
-            self._part(part).register_parameter(leaf, nn.Parameter(params[name].clone()))
+            self._part(part).add(leaf, params[name])
             if part.endswith(".qkv"):
                 self._part(part.removesuffix("qkv") + "pattern")
 
@@ -82,7 +89,7 @@ class Predictor(nn.Module):
         require_sequences(where, xs, ys, dim=self._task.task_dim, most=self._task.num_examples)
         require_place(where, next(self.parameters()), xs=xs, ys=ys)
 
-    def _part(self, name: str) -> nn.Module:
+    def _part(self, name: str) -> Any:
         """The module of that name, made with those around it unless it is there."""
         owner_name, _, leaf = name.rpartition(".")
         owner = self._part(owner_name) if owner_name else self

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from icl.core.backend import identical
 from icl.core.model import attention_patterns, init_params, parameter_shapes, predict
@@ -256,3 +257,25 @@ def test_any_k_up_to_the_specs_is_fine() -> None:
     model = Predictor(spec, init_params(spec))
     assert [tuple(model(xs[:, :k], ys[:, :k]).shape) for k in (1, 4)] == [(6, 1, 1), (6, 4, 1)]
     assert np.isfinite(model(xs, ys).detach().numpy()).all()
+
+
+@pytest.mark.parametrize("leaf", ["weight", "bias"])
+def test_what_takes_the_place_of_a_parameter_is_used(leaf: str) -> None:
+    """Pruning, parametrizations, tying and plain tensors leave no unique parameter of that name."""
+    spec = tiny_spec(model=MODELS["timaeus"])
+    params, (xs, ys) = random_params(spec), sequences(spec)
+    expected = predict(spec.model, params, xs, ys)
+
+    def model() -> Any:
+        return Predictor(spec, params).requires_grad_(False)
+
+    pruned, parametrized, plain, tied = model(), model(), model(), model()
+    prune.identity(pruned.blocks[0].mlp.hidden, leaf)  # type: ignore[no-untyped-call]
+    parametrize.register_parametrization(parametrized.final_layer_norm, leaf, nn.Identity())
+    delattr(plain.final_layer_norm, leaf)
+    setattr(plain.final_layer_norm, leaf, params[f"final_layer_norm.{leaf}"])
+    for one in (pruned, parametrized, plain):
+        assert torch.equal(one(xs, ys), expected)
+    setattr(tied.blocks[1].mlp_layer_norm, leaf, getattr(tied.blocks[0].mlp_layer_norm, leaf))
+    shared = {**params, f"blocks.1.mlp_layer_norm.{leaf}": params[f"blocks.0.mlp_layer_norm.{leaf}"]}
+    assert torch.equal(tied(xs, ys), predict(spec.model, shared, xs, ys))
