@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import attrs
 
-from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, Ending
+from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, EXIT_SPEC, Ending
 from icl.io.errors import StoreError
 from icl.io.manifest import saved_steps
 from icl.io.states import RunState
@@ -104,7 +104,8 @@ class Work:
                 if newest > job.state.step:
                     job.attempts = 0
                 job.attempts += not (isinstance(result, Ending) and result.code == EXIT_BACKEND)  # not the run's fault
-                final = isinstance(result, Ending) and result.code == EXIT_NON_FINITE  # the same bits would come again
+                # The same would come again.
+                final = isinstance(result, Ending) and result.code in (EXIT_NON_FINITE, EXIT_SPEC)
                 if not self._stopping and (final or job.attempts >= self._max_attempts):
                     job.state = attrs.evolve(job.state, word="failed", step=newest, note=describe(result))
                 else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, EXIT_STORE, Ending, Status
+from icl.attempt import EXIT_BACKEND, EXIT_NON_FINITE, EXIT_OWNED, EXIT_SPEC, EXIT_STORE, Ending, Status
 from icl.engines.work import Work, count_words, describe, pause_after
 from icl.io.states import RunState, Word
 from icl.io.store import open_store
@@ -81,11 +81,12 @@ def test_attempts_that_get_further_do_not_count(tmp_path: Path) -> None:
         assert (job.state.word, job.state.step, job.attempts) == ("stopped", step, 1)
 
 
-def test_the_same_bits_are_not_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [EXIT_NON_FINITE, EXIT_SPEC])
+def test_the_same_bits_are_not_tried_again(tmp_path: Path, code: int) -> None:
     some = work(tmp_path)
     job = some.take("a")
     assert job
-    some.settle(job, ending(EXIT_NON_FINITE))
+    some.settle(job, ending(code))
     assert (job.state.word, job.state.note) == ("failed", "why")
 
 
