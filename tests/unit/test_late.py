@@ -1,6 +1,5 @@
 """More checkpoints and evaluations of a run than it was trained with: the bits that a denser run has, or a refusal."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from icl.io.verify import verify_run
 from icl.loop import execute
 from icl.results import Run, load_run, train
 from icl.testing import tiny_spec
+from tests.unit.test_loop import stop_after
 
 SPEC = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
 DENSE = StepsSpec(linear=21)
@@ -31,16 +31,6 @@ MORE = StepsSpec(linear=3, also=(1, 7, 13))
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(with_run(SPEC, checkpoint_at=DENSE, evaluate_at=DENSE), store=str(tmp_path_factory.mktemp("dense")))
-
-
-def stop_after(chunks: int) -> Callable[[], bool]:
-    left = [chunks]
-
-    def should_stop() -> bool:
-        left[0] -= 1
-        return left[0] <= 0
-
-    return should_stop
 
 
 def require_as_dense(run: Run, dense: Run, checkpoints: set[int], evaluations: set[int]) -> None:
