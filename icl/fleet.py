@@ -20,6 +20,7 @@ from icl.core.errors import BackendUnavailableError, SpecError
 from icl.core.spec import WandbSpec
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
+from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.errors import StoreError
 from icl.io.place import is_local, place_of
 from icl.io.sweepfile import Sweep, inline_sweep, load_sweep
@@ -94,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.fleet",
         description="Train a sweep on many TPU VMs by SkyPilot's managed jobs.",
-        epilog="Exit codes: 0 done, 1 SkyPilot failed, 2 bad sweep or usage, 3 no SkyPilot, 4 store fault.",
+        epilog=describe_exit_codes(*(code for code in ExitCode if code <= ExitCode.STORE)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the VMs, each on its part of the sweep")

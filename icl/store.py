@@ -6,8 +6,9 @@ from typing import Any
 
 import orjson
 
-from icl.attempt import EXIT_STORE, guarded
+from icl.attempt import guarded
 from icl.core.errors import SpecError
+from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import spec_to_data
 from icl.io.lookup import find_run
 from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
@@ -38,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.store",
         description="Look into a store of runs.",
-        epilog="Exit codes: 0 all well, 2 usage, 4 store or checkpoint fault.",
+        epilog=describe_exit_codes(ExitCode.COMPLETE, ExitCode.SPEC, ExitCode.STORE),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     ls = commands.add_parser("ls", help="list the runs with their status and step")
@@ -134,7 +136,7 @@ def _verify(store: Store, names: list[str]) -> int:
         )
         for fault in found:
             _print(f"  {fault}")
-    return EXIT_STORE if faults else 0
+    return ExitCode.STORE if faults else ExitCode.COMPLETE
 
 
 def _print(text: str) -> None:

@@ -34,7 +34,7 @@ class Session:
         return self.folder / "sweep.log"
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Be the process that runs the sweep. Raises SpecError when there is one."""
         with ExitStack() as stack:
             with self._writable():

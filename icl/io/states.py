@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
+from icl.core.status import RunStatus
 from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
 from icl.io.owner import Sighting, sight
 from icl.io.store import Store
-
-Word = Literal["pending", "running", "stopped", "failed", "complete"]
 
 
 @attrs.frozen
@@ -24,7 +23,7 @@ class RunState:
     """
 
     name: str
-    word: Word
+    status: RunStatus
     step: int
     total_steps: int
     note: str = ""
@@ -50,7 +49,7 @@ def run_states(
         for name, sighting in seen.items()
     }
     return [
-        attrs.evolve(state, word="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
+        attrs.evolve(state, status="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
         for state, _ in looks
     ]
 
@@ -82,8 +81,8 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
             state = RunState(name, "stopped", total, total, f"{late} asked for since it was completed")
         else:
             error = Manifest(store, name).last_error()
-            word: Word = "failed" if error else "stopped" if step else "pending"
-            state = RunState(name, word, step, total, error or "")
+            status: RunStatus = "failed" if error else "stopped" if step else "pending"
+            state = RunState(name, status, step, total, error or "")
         sighting = sight(store, name)
     except CheckpointError as unreadable:
         return RunState(name, "complete" if complete else "failed", step, total, str(unreadable)), None
