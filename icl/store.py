@@ -10,9 +10,9 @@ from icl.attempt import guarded
 from icl.core.errors import SpecError
 from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import spec_to_data
+from icl.io.location import resolve_location
 from icl.io.lookup import find_run
 from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
-from icl.io.place import place_of
 from icl.io.store import Store, open_store
 
 
@@ -113,7 +113,7 @@ def _import(store: Store, url: str) -> int:
 
     source = open_store(url, create=False)
     if is_run_folder(source):
-        parent, _, name = place_of(url).rpartition("/")
+        parent, _, name = resolve_location(url).rpartition("/")
         run, _ = read_run(open_store(parent or "/", create=False), name)
         _print(f"{name}: {copy_run(run, store)} objects in {store.url}")
     else:

@@ -21,7 +21,7 @@ from icl.engines.training import SweepTraining
 from icl.engines.worker import WorkerProcess
 from icl.exit_codes import ExitCode
 from icl.io.codec import spec_from_data, spec_to_data, with_run
-from icl.io.place import place_of
+from icl.io.location import resolve_location
 from icl.io.states import RunState
 from icl.stopping import handlers_kept
 
@@ -50,7 +50,7 @@ def train_on_ray(
         def submit(run: QueuedRun) -> None:
             asked = run.member.spec.run
             backend = Device(kind, "0").backend(asked.backend)
-            spec = with_run(run.member.spec, backend=backend, store=place_of(asked.store))
+            spec = with_run(run.member.spec, backend=backend, store=resolve_location(asked.store))
             tasks[train.remote(spec_to_data(spec), kind, training.allow_backend_change, grace_seconds)] = run
 
         def collect() -> None:

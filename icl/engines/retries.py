@@ -16,7 +16,7 @@ class RetryPolicy:
 
     `max_attempts`: a run has failed after so many attempts in a row that got it no further.
     `max_worker_failures`: a device takes no more runs after so many failures in a row, so that a bad chip spoils none.
-    `max_job_restarts`: after errors a machine of a fleet starts its part of the sweep again so often.
+    `max_job_restarts`: a machine of a fleet starts its part of the sweep again after so many errors.
     """
 
     max_attempts: int = 5

@@ -26,7 +26,7 @@ from icl.engines.retries import RetryPolicy
 from icl.engines.run_queue import count_statuses, steps_left
 from icl.engines.training import SweepTraining
 from icl.engines.wandb_agent import AgentTask
-from icl.io.place import place_of
+from icl.io.location import resolve_location
 from icl.io.states import RunState
 
 logger = logging.getLogger("icl")
@@ -198,7 +198,7 @@ def _agent_command(
     """What starts an agent on a device for the W&B sweep "entity/project/id"."""
     task = AgentTask(
         os.path.abspath(training.file),
-        place_of(training.store.url),
+        resolve_location(training.store.url),
         device,
         training.retries.max_attempts,
         training.allow_backend_change,

@@ -11,7 +11,7 @@ from icl.core.errors import NonFiniteLossError
 from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
-from icl.io.owner import owned, sight
+from icl.io.owner import owned, read_heartbeat
 from icl.io.states import RunState, run_states
 from icl.io.store import open_store
 from icl.loop import execute
@@ -88,8 +88,8 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     try:
 
         def until_it_beats(seconds: float) -> None:
-            before = sight(store, name)
-            while sight(store, name).data == before.data:
+            before = read_heartbeat(store, name)
+            while read_heartbeat(store, name).data == before.data:
                 pass
 
         (alive,) = run_states(store, [(name, SPEC)], pause=until_it_beats)
