@@ -121,7 +121,7 @@ def test_a_living_owner_that_cannot_be_seen_is_let_be(
             store.create(path, orjson.dumps({"every": EVERY, "token": "0" * 16, "count": count, **beat}))
 
     if first_version:
-        leave_heartbeat(store, **of_the_first_version(ended.pid))
+        leave_heartbeat(store, every=EVERY, **of_the_first_version(ended.pid))
         thread = threading.Thread(target=live)
         thread.start()
         try:
