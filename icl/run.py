@@ -11,10 +11,11 @@ from icl.backends import require_known
 from icl.core.estimate import check_fits, estimate, format_bytes
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
+from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
+from icl.io.location import resolve_location
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
-from icl.io.place import place_of
 from icl.machine import allowed_memory, let_threads_sleep
 from icl.stopping import StopRequest
 
@@ -61,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.run",
         description="Train one run and keep its checkpoints and metrics; run again to go on.",
-        epilog="Exit codes: 0 complete, 2 bad spec or usage, 3 backend unavailable, 4 store or checkpoint fault, "
-        "5 non-finite loss, 6 another process trains this run, 75 interrupted (run again to go on).",
+        epilog=describe_exit_codes(*(code for code in ExitCode if code is not ExitCode.INCOMPLETE)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC", nargs="?", help="a JSON file that describes the experiment")
     parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help="as in task.num_tasks=8")
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(spec: Spec) -> int:
     require_known(spec.run.backend)
-    place_of(spec.run.store)
+    resolve_location(spec.run.store)
     check_fits(spec, allowed_memory())
     plan, needed = build_plan(spec), estimate(spec)
     disk = format_bytes(4 * needed.parameters * (len(plan.checkpoint) + 2 * 3))  # two resume states of three vectors

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-EXIT_INTERRUPTED = 75
+from icl.exit_codes import ExitCode
+
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _ASKED = 0  # in place of a signal's number: asked by a call
 # Signals within so many seconds are one request that several send at once: a service manager to every process of a
@@ -70,15 +71,17 @@ class StopRequest:
     def _watch(self) -> None:
         received = self._next(self._watchdog_seconds, lambda: self._called)
         if received == []:
-            _leave(EXIT_INTERRUPTED, f"nothing has ended in {self._watchdog_seconds:g} s: leaving; run again to go on")
+            _leave(
+                ExitCode.INTERRUPTED, f"nothing has ended in {self._watchdog_seconds:g} s: leaving; run again to go on"
+            )
         if received is None:
             return
         self._event.set()
-        begun = time.monotonic()
-        first, told = begun if any(received) else None, False  # a request without a signal has no second
+        asked_at = time.monotonic()
+        first, told = asked_at if any(received) else None, False  # a request without a signal has no second
         name = signal.Signals(max(received)).name if any(received) else "asked to stop"
         _say(f"{name}: saving at the end of this chunk")
-        while received := self._next(self._grace_seconds, lambda: begun):
+        while received := self._next(self._grace_seconds, lambda: asked_at):
             number, now = max(received), time.monotonic()
             if number == _ASKED:
                 continue
@@ -93,7 +96,7 @@ class StopRequest:
                 _say(f"asked to stop already, and saving; again in {left:.1f} s ends it at once")
         if received is not None:
             _leave(
-                EXIT_INTERRUPTED,
+                ExitCode.INTERRUPTED,
                 f"no chunk ended and was saved within {self._grace_seconds:g} s: leaving; run again to go on",
             )
 

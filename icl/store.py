@@ -6,12 +6,13 @@ from typing import Any
 
 import orjson
 
-from icl.attempt import EXIT_STORE, guarded
+from icl.attempt import guarded
 from icl.core.errors import SpecError
+from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import spec_to_data
+from icl.io.location import resolve_location
 from icl.io.lookup import find_run
 from icl.io.manifest import Manifest, list_runs, read_spec, saved_steps
-from icl.io.place import place_of
 from icl.io.store import Store, open_store
 
 
@@ -38,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.store",
         description="Look into a store of runs.",
-        epilog="Exit codes: 0 all well, 2 usage, 4 store or checkpoint fault.",
+        epilog=describe_exit_codes(ExitCode.COMPLETE, ExitCode.SPEC, ExitCode.STORE),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     ls = commands.add_parser("ls", help="list the runs with their status and step")
@@ -111,7 +113,7 @@ def _import(store: Store, url: str) -> int:
 
     source = open_store(url, create=False)
     if is_run_folder(source):
-        parent, _, name = place_of(url).rpartition("/")
+        parent, _, name = resolve_location(url).rpartition("/")
         run, _ = read_run(open_store(parent or "/", create=False), name)
         _print(f"{name}: {copy_run(run, store)} objects in {store.url}")
     else:
@@ -134,7 +136,7 @@ def _verify(store: Store, names: list[str]) -> int:
         )
         for fault in found:
             _print(f"  {fault}")
-    return EXIT_STORE if faults else 0
+    return ExitCode.STORE if faults else ExitCode.COMPLETE
 
 
 def _print(text: str) -> None:

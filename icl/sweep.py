@@ -11,17 +11,19 @@ from typing import Any
 from icl.attempt import guarded
 from icl.core.errors import SpecError
 from icl.core.estimate import check_fits
+from icl.engines.registry import ENGINES
+from icl.engines.retries import RetryPolicy
+from icl.engines.run_queue import count_statuses
 from icl.engines.session import Session, session_of
 from icl.engines.table import Table, describe_states
-from icl.engines.training import SweepTraining, grace_seconds
-from icl.engines.work import count_words
+from icl.engines.training import SweepTraining
+from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.states import run_states
 from icl.io.store import Store, open_store
 from icl.io.sweepfile import Sweep, describe_values, load_sweep
 from icl.machine import allowed_memory
-from icl.stopping import EXIT_INTERRUPTED, StopRequest
+from icl.stopping import StopRequest
 
-EXIT_INCOMPLETE = 1
 _REFRESH_SECONDS = 0.5
 _MOST_FAULTS = 20
 _AFTER_GRACE_SECONDS = 5.0  # beyond what a run may take to stop
@@ -55,7 +57,7 @@ def _do(given: Sequence[str]) -> int:
         return _detach(session, [argument for argument in given if argument != "--detach"])
     if options.engine != "ray" and not (options.devices or "").startswith(("cuda", "tpu")):
         _require_memory(sweep)
-    with session.begun():
+    with session.locked():
         return _train(sweep, store, session, options)
 
 
@@ -63,13 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m icl.sweep",
         description="Train every run of a sweep; run again to go on.",
-        epilog="Exit codes: 0 all complete, 1 some are not, 2 bad sweep or usage, 3 device unavailable, 4 store fault, "
-        "75 interrupted (run again to go on).",
+        epilog=describe_exit_codes(*(code for code in ExitCode if code not in (ExitCode.NON_FINITE, ExitCode.OWNED))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="a JSON file: a base spec and axes over its fields")
-    parser.add_argument(
-        "--engine", choices=("local", "ray", "wandb"), default="local", help="who divides the work: default local"
-    )
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="local", help="who divides the work: default local")
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster; default RAY_ADDRESS, else a local one"
     )
@@ -105,40 +105,35 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(sweep: Sweep, store: Store, session: Session, options: argparse.Namespace) -> int:
     table = Table(sys.stderr)
+    training = SweepTraining(
+        sweep=sweep,
+        store=store,
+        file=options.file,
+        folder=session.folder,
+        devices=options.devices,
+        retries=RetryPolicy(options.max_attempts, options.max_worker_failures),
+        retry_failed=options.retry_failed,
+        allow_backend_change=options.allow_backend_change,
+        ray_address=options.ray_address,
+        wandb_sweep=options.wandb_sweep,
+    )
 
     def show(status: dict[str, Any]) -> None:
         session.write_status(status)
         table.show(status)
 
-    with StopRequest(grace_seconds(sweep) + _AFTER_GRACE_SECONDS) as should_stop:
-        training = SweepTraining(
-            sweep=sweep,
-            store=store,
-            folder=session.folder,
-            should_stop=should_stop,
-            show=show,
-            devices=options.devices,
-            retry_failed=options.retry_failed,
-            max_attempts=options.max_attempts,
-            max_worker_failures=options.max_worker_failures,
-            allow_backend_change=options.allow_backend_change,
-        )
+    with StopRequest(training.grace_seconds + _AFTER_GRACE_SECONDS) as should_stop:
         logger.info("logs: %s", session.folder)
-        if options.engine == "ray":
-            states = training.on_ray(options.ray_address)
-        elif options.engine == "wandb":
-            states = training.on_wandb(options.file, options.wandb_sweep)
-        else:
-            states = training.here()
+        states = ENGINES[options.engine](training, should_stop, show)
         stopped = should_stop()
     for state in states:
-        if state.word == "failed":
+        if state.status == "failed":
             logger.error("%s failed at step %d: %s", state.name, state.step, state.note)
-    counts = count_words(states)
-    print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
+    counts = count_statuses(states)
+    print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
     if counts["complete"] == len(states):
-        return 0
-    return EXIT_INTERRUPTED if stopped else EXIT_INCOMPLETE
+        return ExitCode.COMPLETE
+    return ExitCode.INTERRUPTED if stopped else ExitCode.INCOMPLETE
 
 
 def _require_memory(sweep: Sweep) -> None:
@@ -157,7 +152,7 @@ def _list(sweep: Sweep, store: Store) -> int:
     states = run_states(store, [(member.name, member.spec) for member in sweep.members])
     for line in describe_states(states, [describe_values(member.values) for member in sweep.members]):
         print(line)
-    return 0 if all(state.word == "complete" for state in states) else EXIT_INCOMPLETE
+    return 0 if all(state.status == "complete" for state in states) else ExitCode.INCOMPLETE
 
 
 def _attach(session: Session) -> int:
@@ -172,13 +167,13 @@ def _attach(session: Session) -> int:
             time.sleep(_REFRESH_SECONDS)
     except KeyboardInterrupt:
         print(f"left: process {pid} goes on; --attach comes back, --stop ends it", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if pid is None:
         print("no process runs this sweep here now; --list says where each run stands", file=sys.stderr)
     if status is None:
-        return EXIT_INCOMPLETE
+        return ExitCode.INCOMPLETE
     counts = status["counts"]
-    return 0 if counts["complete"] == sum(counts.values()) else EXIT_INCOMPLETE
+    return 0 if counts["complete"] == sum(counts.values()) else ExitCode.INCOMPLETE
 
 
 def _stop(session: Session) -> int:

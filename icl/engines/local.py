@@ -1,7 +1,6 @@
-"""One worker process a device on this machine."""
+"""The engine for this machine: one worker process for each device."""
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +9,17 @@ from typing import Any
 
 import attrs
 
-from icl.attempt import EXIT_BACKEND, EXIT_STORE, Ending
+from icl.attempt import Ending
 from icl.core.errors import BackendUnavailableError
-from icl.engines.devices import Device
+from icl.engines.devices import Device, held
 from icl.engines.pace import Ticks, describe_pace, steps_per_second, with_tick
-from icl.engines.work import Job, Work, count_words, describe, pause_after, steps_left
+from icl.engines.retries import RetryPolicy, counts_against_device
+from icl.engines.run_queue import QueuedRun, RunQueue, count_statuses, steps_left
+from icl.engines.training import SweepTraining
 from icl.engines.worker import SAME_PROCESS, WorkerProcess
+from icl.exit_codes import ExitCode
 from icl.io.codec import with_run
-from icl.stopping import EXIT_INTERRUPTED
+from icl.io.states import RunState
 
 logger = logging.getLogger("icl")
 _REFRESH_SECONDS = 0.5
@@ -30,7 +32,7 @@ class Slot:
 
     device: Device
     log: Path
-    job: Job | None = None
+    run: QueuedRun | None = None
     step: int = 0
     trained: int = 0  # steps of all its runs, those that were computed twice among them
     ticks: Ticks = ()
@@ -39,33 +41,51 @@ class Slot:
     worker: WorkerProcess | None = None
 
 
-class LocalEngine:
-    """Trains what `work` gives on the devices of this machine.
+def train_here(
+    training: SweepTraining, should_stop: Callable[[], bool], show: Callable[[dict[str, Any]], None]
+) -> list[RunState]:
+    """An `Engine`: one worker process for each device of this machine that `training.devices` names."""
+    devices = training.devices_here()
+    with held(devices) as keep:
+        runs = training.queue()
+        pool = WorkerPool(
+            runs,
+            devices,
+            training.folder,
+            keep=keep,
+            retries=training.retries,
+            allow_backend_change=training.allow_backend_change,
+        )
+        pool.train(should_stop, training.grace_seconds, show)
+        return runs.states()
+
+
+class WorkerPool:
+    """One worker process for each device, which trains the runs of a queue.
 
     Args:
         folder: where each worker's log is appended to.
         keep: file descriptors that hold the devices, for every worker to inherit.
-        max_worker_failures: after so many in a row a device takes no more runs, so that one bad chip spoils nothing.
     """
 
     def __init__(
         self,
-        work: Work,
+        runs: RunQueue,
         devices: Sequence[Device],
         folder: Path,
         *,
+        retries: RetryPolicy,
         keep: Sequence[int] = (),
         allow_backend_change: bool = False,
-        max_worker_failures: int = 5,
     ) -> None:
-        self._work, self._keep, self._allow_backend_change = work, keep, allow_backend_change
-        self._max_worker_failures = max_worker_failures
+        self._runs, self._retries = runs, retries
+        self._keep, self._allow_backend_change = keep, allow_backend_change
         self._raised: BaseException | None = None  # by a thread that serves a device
         self.slots = [Slot(device, folder / f"{device.kind}-{device.id}.log") for device in devices]
         self._ticks: Ticks = ()
         self._threads: list[threading.Thread] = []
 
-    def run(
+    def train(
         self, should_stop: Callable[[], bool], grace_seconds: float, show: Callable[[dict[str, Any]], None]
     ) -> None:
         """Train until nothing is left to do, showing the status as time goes; or until asked to stop, every run saved.
@@ -99,25 +119,12 @@ class LocalEngine:
         now = time.monotonic()
         if trained := sum(slot.trained for slot in self.slots):  # not before, while workers start
             self._ticks = with_tick(self._ticks, now, trained)
-        here = {slot.job.member.name: slot.step for slot in self.slots if slot.job is not None}
-        states = self._work.states()
+        here = {run.member.name: slot.step for slot in self.slots if (run := slot.run) is not None}
+        states = self._runs.states()
         left = steps_left(attrs.evolve(state, step=here.get(state.name, state.step)) for state in states)
-        workers = []
-        for slot in self.slots:
-            job = slot.job
-            workers.append(
-                {
-                    "device": str(slot.device),
-                    "pid": slot.worker and slot.worker.pid,
-                    "run": job and job.member.name,
-                    "step": slot.step,
-                    "total_steps": job and job.state.total_steps,
-                    "steps_per_second": steps_per_second(slot.ticks, now) if job else None,
-                    "note": slot.note,
-                }
-            )
         pace = describe_pace(left, steps_per_second(self._ticks, now))
-        return {"counts": count_words(states), "pace": pace, "workers": workers}
+        workers = [_describe_slot(slot, now) for slot in self.slots]
+        return {"counts": count_statuses(states), "pace": pace, "workers": workers}
 
     def _join(self, seconds: float) -> bool:
         """Wait for so long; whether everything has ended."""
@@ -128,7 +135,7 @@ class LocalEngine:
 
     def _stop(self, end: Callable[[WorkerProcess], None]) -> None:
         """Stop or kill every worker, and give out no more runs."""
-        self._work.stop()
+        self._runs.stop()
         for slot in self.slots:
             worker = slot.worker
             if worker is not None:
@@ -145,33 +152,34 @@ class LocalEngine:
                 slot.worker.close(grace_seconds)
 
     def _serve_runs(self, slot: Slot) -> None:
-        while slot.failures < self._max_worker_failures and (job := self._work.take(str(slot.device))) is not None:
-            slot.job, slot.step, slot.ticks, slot.note = job, job.state.step, (), ""
-            result = self._attempt(slot, job)
-            slot.job = None
-            self._work.settle(job, result)
-            if _is_devices_fault(result):
+        most = self._retries.max_worker_failures
+        while slot.failures < most and (run := self._runs.take(str(slot.device))) is not None:
+            slot.run, slot.step, slot.ticks, slot.note = run, run.state.step, (), ""
+            ending = self._attempt(slot, run)
+            slot.run = None
+            self._runs.record_ending(run, ending)
+            if counts_against_device(ending):
                 slot.failures += 1
-                slot.note = describe(result)
+                slot.note = ending.reason
                 logger.warning("%s: %s; see %s", slot.device, slot.note, slot.log)
-                self._work.wait(pause_after(slot.failures))
+                self._runs.wait(self._retries.pause_after(slot.failures))
             else:
                 slot.failures = 0
         if slot.worker is not None:
             slot.worker.close(_LEAVING_SECONDS)
-        if slot.failures >= self._max_worker_failures:
+        if slot.failures >= most:
             slot.note = f"takes no more runs after {slot.failures} failures in a row; the last: {slot.note}"
             logger.error("%s %s", slot.device, slot.note)
 
-    def _attempt(self, slot: Slot, job: Job) -> Ending | int:
-        spec = with_run(job.member.spec, backend=slot.device.backend(job.member.spec.run.backend))
+    def _attempt(self, slot: Slot, run: QueuedRun) -> Ending:
+        spec = with_run(run.member.spec, backend=slot.device.backend(run.member.spec.run.backend))
         if slot.worker is None:
             try:
-                slot.worker = self._begin_worker(slot)
+                slot.worker = self._start_worker(slot)
             except OSError as error:
-                told = f"worker: got no process ({error}); expected one. It is tried again."
-                return Ending(EXIT_BACKEND, job.member.name, spec.run.store, None, "failed", told)
-            if self._work.is_stopping:  # since, and this worker has not been told
+                message = f"worker: got no process ({error}); expected one. It is tried again."
+                return Ending(ExitCode.UNAVAILABLE, run.member.name, spec.run.store, None, "failed", message)
+            if self._runs.is_stopping:  # since, and this worker has not been told
                 slot.worker.stop()
 
         def progress(step: int) -> None:
@@ -179,22 +187,29 @@ class LocalEngine:
             slot.step = step
             slot.ticks = with_tick(slot.ticks, time.monotonic(), slot.trained)
 
-        result = slot.worker.ask(spec, allow_backend_change=self._allow_backend_change, progress=progress)
-        if isinstance(result, Ending) and result.status in ("complete", "interrupted") and result.step is not None:
-            progress(result.step)
-        if not isinstance(result, Ending) or result.code not in SAME_PROCESS:
+        ending = slot.worker.ask(spec, allow_backend_change=self._allow_backend_change, progress=progress)
+        if ending.status in ("complete", "interrupted") and ending.step is not None:
+            progress(ending.step)
+        if ending.code not in SAME_PROCESS:
             slot.worker.close(_LEAVING_SECONDS)
             slot.worker = None
-        return result
+        return ending
 
-    def _begin_worker(self, slot: Slot) -> WorkerProcess:
+    def _start_worker(self, slot: Slot) -> WorkerProcess:
         with slot.log.open("ab") as log:
             environment = {**slot.device.environment(), "ICL_WORKER": str(slot.device)}
             return WorkerProcess(environment, log, self._keep)
 
 
-def _is_devices_fault(result: Ending | int) -> bool:
-    """Whether an attempt may have failed because of where it ran; a process that somebody ended did not."""
-    if isinstance(result, Ending):
-        return result.code in (EXIT_BACKEND, EXIT_STORE)
-    return result not in (EXIT_INTERRUPTED, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+def _describe_slot(slot: Slot, now: float) -> dict[str, Any]:
+    """What a device does, as plain data."""
+    run = slot.run
+    return {
+        "device": str(slot.device),
+        "pid": slot.worker and slot.worker.pid,
+        "run": run and run.member.name,
+        "step": slot.step,
+        "total_steps": run and run.state.total_steps,
+        "steps_per_second": steps_per_second(slot.ticks, now) if run else None,
+        "note": slot.note,
+    }

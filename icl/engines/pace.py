@@ -2,10 +2,13 @@
 
 from typing import Any, TypeAlias
 
+import attrs
+
 Ticks: TypeAlias = tuple[tuple[float, int], ...]
 """Moments in seconds, ascending, and how many steps were done at each, never fewer than before."""
 
 RECENT_SECONDS = 60.0
+SAVED_SECONDS = 600.0  # states are saved every now and then
 
 
 def with_tick(ticks: Ticks, now: float, steps: int, recent_seconds: float = RECENT_SECONDS) -> Ticks:
@@ -28,6 +31,18 @@ def steps_per_second(ticks: Ticks, now: float, recent_seconds: float = RECENT_SE
 def describe_pace(steps_left: int, rate: float | None) -> dict[str, Any]:
     """What a status says of all workers together: steps a second, and the seconds that the steps left take."""
     return {"steps_per_second": rate, "seconds_left": steps_left / rate if rate else None}
+
+
+@attrs.define
+class SavedPace:
+    """How fast runs go whose workers do not say so, from what is saved of them."""
+
+    _ticks: Ticks = ()
+
+    def describe(self, now: float, steps: int, left: int) -> dict[str, Any]:
+        """The pace, at a moment when so many steps are saved and so many are left."""
+        self._ticks = with_tick(self._ticks, now, steps, SAVED_SECONDS)
+        return describe_pace(left, steps_per_second(self._ticks, now, SAVED_SECONDS))
 
 
 def rate_in_words(rate: float) -> str:

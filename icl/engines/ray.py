@@ -1,4 +1,4 @@
-"""The runs of a sweep as tasks of a Ray cluster, one device each. Results go through the store, which all nodes share.
+"""The engine for a Ray cluster: one task for each run, one device for each task. All nodes share the store.
 
 Ray decides where a task runs and starts it again when its node dies; whether a run that failed is tried again is
 decided here, as on one machine.
@@ -6,44 +6,90 @@ decided here, as on one machine.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 
-from icl.attempt import Ending
-from icl.core.errors import BackendUnavailableError
-from icl.engines.devices import Device, Kind
-from icl.engines.work import Job, Work, count_words
+from icl.attempt import Ending, ending_of_process
+from icl.core.errors import BackendUnavailableError, SpecError
+from icl.engines.devices import Device, Kind, default_kind
+from icl.engines.pace import SavedPace
+from icl.engines.run_queue import QueuedRun, count_statuses, steps_left
+from icl.engines.training import SweepTraining
 from icl.engines.worker import WorkerProcess
+from icl.exit_codes import ExitCode
 from icl.io.codec import spec_from_data, spec_to_data, with_run
-from icl.io.place import place_of
+from icl.io.location import resolve_location
+from icl.io.states import RunState
 from icl.stopping import handlers_kept
 
 _REFRESH_SECONDS = 0.5
-_ASKS: dict[Kind, dict[str, Any]] = {
+_RESOURCES: dict[Kind, dict[str, Any]] = {
     "cpu": {"num_cpus": 1},
     "cuda": {"num_cpus": 1, "num_gpus": 1},
     "tpu": {"num_cpus": 1, "resources": {"TPU": 1}},
 }
 
 
-def run_on_ray(
-    work: Work,
-    kind: Kind,
-    *,
-    address: str | None,
-    should_stop: Callable[[], bool],
-    grace_seconds: float,
-    show: Callable[[dict[str, Any]], None],
-    allow_backend_change: bool = False,
-) -> None:
-    """Train until nothing is left to do, or until asked to stop, every run saved.
+def train_on_ray(
+    training: SweepTraining, should_stop: Callable[[], bool], show: Callable[[dict[str, Any]], None]
+) -> list[RunState]:
+    """An `Engine`: every run is a task of a Ray cluster, which asks for one device of the kind `training.devices`.
 
-    Args:
-        kind: the device that each task asks Ray for, one of it.
-        address: of the cluster; None for RAY_ADDRESS, and without that a cluster on this machine alone.
+    Without an address it is the cluster that RAY_ADDRESS names, or else one on this machine alone.
     """
+    kind, grace_seconds = _kind(training), training.grace_seconds
+    training.check_backends(kind)
+    runs, pace = training.queue(), SavedPace()
+    with _cluster(training.ray_address) as ray:
+        train = ray.remote(**_RESOURCES[kind], max_retries=-1, max_calls=1)(_train)
+        tasks: dict[Any, QueuedRun] = {}
+
+        def submit(run: QueuedRun) -> None:
+            asked = run.member.spec.run
+            backend = Device(kind, "0").backend(asked.backend)
+            spec = with_run(run.member.spec, backend=backend, store=resolve_location(asked.store))
+            tasks[train.remote(spec_to_data(spec), kind, training.allow_backend_change, grace_seconds)] = run
+
+        def collect() -> None:
+            done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=_REFRESH_SECONDS)
+            for task in done:
+                run = tasks.pop(task)
+                runs.record_ending(run, _ending(ray, task, run))
+            states, now = runs.states(), time.monotonic()
+            steps = sum(state.step for state in states)
+            told = {"counts": count_statuses(states), "pace": pace.describe(now, steps, steps_left(states))}
+            show({**told, "workers": []})
+
+        while not should_stop() and any(run.is_open for run in runs.runs):
+            while (run := runs.take_due("ray")) is not None:
+                submit(run)
+            if tasks:
+                collect()
+            else:
+                time.sleep(_REFRESH_SECONDS)
+        runs.stop()
+        for task in tasks:
+            ray.cancel(task)
+        deadline = time.monotonic() + grace_seconds
+        while tasks and time.monotonic() < deadline:
+            collect()
+    return runs.states()
+
+
+def _kind(training: SweepTraining) -> Kind:
+    given = training.devices or default_kind(training.backend)
+    for kind in _RESOURCES:
+        if kind == given:
+            return kind
+    raise SpecError(f"--devices: got {given!r}; expected cpu, cuda or tpu with --engine ray, one for each task.")
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """Ray, connected to a cluster while inside."""
     try:
         import ray
     except ImportError as error:
@@ -53,43 +99,18 @@ def run_on_ray(
     with handlers_kept():  # it has SIGTERM dump a stack
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     try:
-        train = ray.remote(**_ASKS[kind], max_retries=-1, max_calls=1)(_train)
-        tasks: dict[Any, Job] = {}
-
-        def collect(seconds: float) -> None:
-            done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=seconds) if tasks else ([], [])
-            for task in done:
-                work.settle(tasks.pop(task), _result_of(ray, task))
-            show({"counts": count_words(work.states()), "workers": []})
-
-        while not should_stop() and any(job.is_open for job in work.jobs):
-            while (job := work.take_due("ray")) is not None:
-                run = job.member.spec.run
-                backend = Device(kind, "0").backend(run.backend)
-                spec = with_run(job.member.spec, backend=backend, store=place_of(run.store))
-                tasks[train.remote(spec_to_data(spec), kind, allow_backend_change, grace_seconds)] = job
-            if tasks:
-                collect(_REFRESH_SECONDS)
-            else:
-                time.sleep(_REFRESH_SECONDS)
-        work.stop()
-        for task in tasks:
-            ray.cancel(task)
-        deadline = time.monotonic() + grace_seconds
-        while tasks and time.monotonic() < deadline:
-            collect(_REFRESH_SECONDS)
+        yield ray
     finally:
         ray.shutdown()
 
 
-def _train(spec: dict[str, Any], kind: Kind, allow_backend_change: bool, grace_seconds: float) -> dict[str, Any] | int:
+def _train(spec: dict[str, Any], kind: Kind, allow_backend_change: bool, grace_seconds: float) -> dict[str, Any]:
     """A task: train one run in a process of its own, pinned to the device that Ray gave this one."""
     worker = WorkerProcess({**_device_here(kind).environment(), "ICL_WORKER": f"ray node {_context().get_node_id()}"})
     try:
-        result = worker.ask(spec_from_data(spec), allow_backend_change=allow_backend_change)
+        return attrs.asdict(worker.ask(spec_from_data(spec), allow_backend_change=allow_backend_change))
     finally:  # also when this task is cancelled
         worker.close(grace_seconds)
-    return attrs.asdict(result) if isinstance(result, Ending) else result
 
 
 def _device_here(kind: Kind) -> Device:
@@ -105,9 +126,8 @@ def _context() -> Any:
     return ray.get_runtime_context()
 
 
-def _result_of(ray: Any, task: Any) -> Ending | int:
+def _ending(ray: Any, task: Any, run: QueuedRun) -> Ending:
     try:
-        result = ray.get(task)
+        return Ending(**ray.get(task))
     except (ray.exceptions.RayError, KeyboardInterrupt):
-        return 1
-    return Ending(**result) if isinstance(result, dict) else int(result)
+        return ending_of_process(ExitCode.INCOMPLETE, run.member.name, run.member.spec.run.store)

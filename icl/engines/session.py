@@ -16,7 +16,7 @@ import orjson
 
 from icl.core.errors import SpecError
 from icl.io.errors import StoreError
-from icl.io.place import place_of
+from icl.io.location import resolve_location
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
 _POLL_SECONDS = 0.1
@@ -34,7 +34,7 @@ class Session:
         return self.folder / "sweep.log"
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Be the process that runs the sweep. Raises SpecError when there is one."""
         with ExitStack() as stack:
             with self._writable():
@@ -136,5 +136,5 @@ def session_of(sweep: str, store: str) -> Session:
             f"home: got none for user {os.getuid()}; expected a folder for the logs of sweeps. Set HOME, or "
             "XDG_STATE_HOME."
         )
-    digest = hashlib.sha256(place_of(store).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(resolve_location(store).encode()).hexdigest()[:8]
     return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")

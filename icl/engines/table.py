@@ -54,12 +54,12 @@ def describe_states(states: Sequence[RunState], labels: Iterable[str]) -> list[s
     rows = []
     for state, label in zip(states, labels, strict=True):
         step = f"{state.step}/{state.total_steps}"
-        rows.append(f"{state.name:{width}}  {state.word:8}  {step:>15}  {label}  {state.note}".rstrip())
+        rows.append(f"{state.name:{width}}  {state.status:8}  {step:>15}  {label}  {state.note}".rstrip())
     return rows
 
 
 def _counts(status: Mapping[str, Any]) -> str:
-    counts = ", ".join(f"{count} {word}" for word, count in status["counts"].items() if count)
+    counts = ", ".join(f"{count} {name}" for name, count in status["counts"].items() if count)
     return f"{sum(status['counts'].values())} runs: {counts}"
 
 

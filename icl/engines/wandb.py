@@ -1,4 +1,4 @@
-"""The runs of a sweep handed out by a W&B sweep to one agent for each device here, and for each on other machines.
+"""The engine that has a W&B sweep hand out the runs: one agent for each device here, and for each on other machines.
 
 W&B is the queue: it gives each run to one agent, and one that was preempted to another. What is done is still read from
 the store, and a run that W&B thinks finished but is not is registered again.
@@ -20,32 +20,43 @@ import attrs
 
 from icl.core.errors import BackendUnavailableError
 from icl.core.spec import WandbSpec
-from icl.engines.devices import Device
+from icl.engines.devices import Device, held
+from icl.engines.pace import SavedPace
+from icl.engines.retries import RetryPolicy
+from icl.engines.run_queue import count_statuses, steps_left
+from icl.engines.training import SweepTraining
 from icl.engines.wandb_agent import AgentTask
-from icl.engines.work import pause_after
+from icl.io.location import resolve_location
+from icl.io.states import RunState
 
 logger = logging.getLogger("icl")
 _REFRESH_SECONDS = 0.5
+_READ_SECONDS = 5.0  # between two readings of the store, some requests a run
 
 
-@attrs.define
-class _Agent:
-    """An agent's process on a device."""
+def train_by_wandb(
+    training: SweepTraining, should_stop: Callable[[], bool], show: Callable[[dict[str, Any]], None]
+) -> list[RunState]:
+    """An `Engine`: W&B's agents, on the devices of this machine. What they leave undone is registered once more.
 
-    device: Device
-    process: subprocess.Popen[bytes] | None = None
-    failures: int = 0
-    start_at: float | None = 0.0  # on the monotonic clock; None while it runs, or when it is not started again
-    note: str = ""
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def ask_to_stop(self) -> None:
-        """End its stdin, which is one request with a signal that it got itself."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
+    With `training.wandb_sweep`, which another machine has registered, the agents take the runs of that one.
+    """
+    devices, progress = training.devices_here(), _Progress(training)
+    done = ("complete",) if training.retry_failed else ("complete", "failed")
+    with held(devices) as keep:
+        for _ in range(training.retries.max_attempts):
+            left = [state.name for state in training.states() if state.status not in done]
+            if not left or should_stop():
+                break
+            wandb = training.sweep.members[0].spec.run.wandb or WandbSpec()
+            queue = training.wandb_sweep or register_sweep(wandb, training.sweep.name, left)
+            logger.info("W&B sweep %s; other machines join with --engine wandb --wandb-sweep %s", queue, queue)
+            agents = [_Agent(device, _agent_command(queue, device, training, keep)) for device in devices]
+            _run_agents(agents, training, should_stop, lambda workers: show({**progress.read(), "workers": workers}))
+            if training.wandb_sweep:
+                break
+            done = ("complete", "failed")
+    return training.states()
 
 
 def register_sweep(wandb_spec: WandbSpec, name: str, runs: Sequence[str]) -> str:
@@ -79,106 +90,138 @@ def register_sweep(wandb_spec: WandbSpec, name: str, runs: Sequence[str]) -> str
     return f"{entity}/{wandb_spec.project}/{sweep}"
 
 
-def run_agents(
-    sweep: str,
-    devices: Sequence[Device],
-    task: Callable[[Device], AgentTask],
-    folder: Path,
-    *,
+@attrs.define
+class _Progress:
+    """How many runs have which status, and how fast it goes, read from the store every few seconds."""
+
+    training: SweepTraining
+    pace: SavedPace = attrs.field(factory=SavedPace)
+    next_at: float = 0.0  # on the monotonic clock
+    found: dict[str, Any] = attrs.field(factory=dict)
+
+    def read(self) -> dict[str, Any]:
+        if time.monotonic() >= self.next_at:
+            states, now = self.training.states(), time.monotonic()
+            pace = self.pace.describe(now, sum(state.step for state in states), steps_left(states))
+            self.found, self.next_at = {"counts": count_statuses(states), "pace": pace}, now + _READ_SECONDS
+        return self.found
+
+
+@attrs.define
+class _Agent:
+    """An agent's process on a device."""
+
+    device: Device
+    start: Callable[[], subprocess.Popen[bytes]]
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0  # in a row
+    start_at: float | None = 0.0  # on the monotonic clock; None while it runs, or when it is not started again
+    note: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def keep_alive(self, retries: RetryPolicy) -> None:
+        """Start the agent, and one that died again, after a pause; one that ended well has nothing left to do."""
+        if self.is_alive:
+            return
+        if self.process is not None:
+            self.ask_to_stop()
+            code, self.process = self.process.wait(), None
+            if code == 0:
+                self.note = "no more runs"
+            else:
+                self._fail(f"the agent ended with exit code {code}", retries)
+        elif self.start_at is not None and time.monotonic() >= self.start_at:
+            try:
+                self.process, self.start_at, self.note = self.start(), None, ""
+            except OSError as error:
+                self._fail(f"the agent did not start ({error})", retries)
+
+    def ask_to_stop(self) -> None:
+        """End its stdin, which is one request with a signal that it got itself."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        """End the agent and whatever it started."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def describe(self) -> dict[str, Any]:
+        """What it does, as plain data."""
+        pid = self.process and self.process.pid
+        return {"device": str(self.device), "pid": pid, "run": None, "note": self.note or "W&B agent"}
+
+    def _fail(self, note: str, retries: RetryPolicy) -> None:
+        self.failures, self.note = self.failures + 1, note
+        self.start_at = time.monotonic() + retries.pause_after(self.failures)
+        if self.failures >= retries.max_worker_failures:
+            self.start_at = None
+            logger.error("%s: %s, %d times in a row", self.device, note, self.failures)
+
+
+def _run_agents(
+    agents: Sequence[_Agent],
+    training: SweepTraining,
     should_stop: Callable[[], bool],
-    grace_seconds: float,
     show: Callable[[list[dict[str, Any]]], None],
-    keep: Sequence[int] = (),
-    max_worker_failures: int = 5,
 ) -> None:
-    """One agent on each device until W&B has no more runs for any, or until asked to stop, every run saved.
-
-    Args:
-        sweep: "entity/project/id".
-        grace_seconds: how long a run may take to stop, before it is killed.
-        show: told what each agent does.
-    """
-
-    def begin(device: Device) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "icl.engines.wandb_agent", "agent", "--forward-signals"]
-        command += [
-            "--term-timeout",
-            str(round(grace_seconds)),
-            "--max-consecutive-failed-runs",
-            str(max_worker_failures),
-        ]
-        with (folder / f"{device.kind}-{device.id}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, sweep],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=folder,  # where W&B leaves its files
-                env={**os.environ, **device.environment(), **task(device).environment(), **_agent_environment()},
-                pass_fds=keep,
-                start_new_session=True,
-            )
-
-    agents = [_Agent(device) for device in devices]
-    stop_by = None
+    """Keep an agent alive on each device until W&B has no more runs for any; or stop them all, every run saved."""
+    kill_at = None
     while True:
-        for agent in agents:
-            _tend(agent, begin, max_worker_failures, stopping=stop_by is not None)
+        if kill_at is None:
+            for agent in agents:
+                agent.keep_alive(training.retries)
         alive = [agent for agent in agents if agent.is_alive]
-        show(
-            [
-                {
-                    "device": str(agent.device),
-                    "pid": agent.process and agent.process.pid,
-                    "run": None,
-                    "note": agent.note or "W&B agent",
-                }
-                for agent in agents
-            ]
-        )
-        ended = (agent.start_at is None and (agent.process is None or stop_by is not None) for agent in agents)
-        if not alive and all(ended):
+        show([agent.describe() for agent in agents])
+        ended = all(agent.process is None and agent.start_at is None for agent in agents)
+        if not alive and (ended or kill_at is not None):
             break
-        if should_stop() and stop_by is None:
-            stop_by = time.monotonic() + grace_seconds
+        if should_stop() and kill_at is None:
+            kill_at = time.monotonic() + training.grace_seconds
             for agent in alive:
                 agent.ask_to_stop()
-        if stop_by is not None and time.monotonic() > stop_by:
+        if kill_at is not None and time.monotonic() > kill_at:
             for agent in alive:
-                assert agent.process is not None
-                with suppress(ProcessLookupError):
-                    os.killpg(agent.process.pid, signal.SIGKILL)
+                agent.kill()
         time.sleep(_REFRESH_SECONDS)
     for agent in agents:
         agent.ask_to_stop()
 
 
-def _tend(agent: _Agent, begin: Callable[[Device], subprocess.Popen[bytes]], most: int, *, stopping: bool) -> None:
-    """Start an agent, and one that died again, after a pause; one that ended well has nothing left to do."""
-    if agent.is_alive:
-        return
-    if stopping:
-        agent.start_at = None
-    elif agent.start_at is None and agent.process is not None:
-        agent.ask_to_stop()
-        code, agent.process = agent.process.wait(), None
-        if code == 0:
-            agent.note = "no more runs"
-        else:
-            _fail(agent, f"the agent ended with exit code {code}", most)
-    elif agent.start_at is not None and time.monotonic() >= agent.start_at:
-        try:
-            agent.process, agent.start_at, agent.note = begin(agent.device), None, ""
-        except OSError as error:
-            _fail(agent, f"the agent did not start ({error})", most)
+def _agent_command(
+    queue: str, device: Device, training: SweepTraining, keep: Sequence[int]
+) -> Callable[[], subprocess.Popen[bytes]]:
+    """What starts an agent on a device for the W&B sweep "entity/project/id"."""
+    task = AgentTask(
+        os.path.abspath(training.file),
+        resolve_location(training.store.url),
+        device,
+        training.retries.max_attempts,
+        training.allow_backend_change,
+    )
+    timeout, failures = str(round(training.grace_seconds)), str(training.retries.max_worker_failures)
+    command = [sys.executable, "-m", "icl.engines.wandb_agent", "agent", "--forward-signals"]
+    command += ["--term-timeout", timeout, "--max-consecutive-failed-runs", failures, queue]
+    environment = {**os.environ, **device.environment(), **task.environment(), **_agent_environment()}
 
+    def start() -> subprocess.Popen[bytes]:
+        with (training.folder / f"{device.kind}-{device.id}.log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=training.folder,  # where W&B leaves its files
+                env=environment,
+                pass_fds=keep,
+                start_new_session=True,
+            )
 
-def _fail(agent: _Agent, note: str, most: int) -> None:
-    agent.failures, agent.note = agent.failures + 1, note
-    agent.start_at = time.monotonic() + pause_after(agent.failures)
-    if agent.failures >= most:
-        agent.start_at = None
-        logger.error("%s: %s, %d times in a row", agent.device, note, agent.failures)
+    return start
 
 
 def _agent_environment() -> dict[str, str]:

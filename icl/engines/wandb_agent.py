@@ -20,6 +20,7 @@ from icl.attempt import attempt, guarded
 from icl.core.errors import SpecError
 from icl.core.spec import WandbSpec
 from icl.engines.devices import Device
+from icl.exit_codes import ExitCode
 from icl.io.codec import with_run
 from icl.io.manifest import Manifest, saved_steps
 from icl.io.store import open_store
@@ -89,7 +90,7 @@ def _run(args_file: str, task: AgentTask) -> int:
     member = _member(args_file, task)
     if _is_stuck(member, task):
         logger.error("%s: %d attempts in a row got no further; not tried again", member.name, task.max_attempts)
-        return 1
+        return ExitCode.INCOMPLETE
     run = member.spec.run
     spec = with_run(member.spec, backend=task.device.backend(run.backend), wandb=run.wandb or WandbSpec())
     logger.info("%s: begun", member.name)

@@ -19,15 +19,16 @@ from typing import IO, Any
 import attrs
 import orjson
 
-from icl.attempt import EXIT_NON_FINITE, EXIT_OWNED, Ending, attempt
+from icl.attempt import Ending, attempt, ending_of_process
 from icl.core.spec import Spec
+from icl.exit_codes import ExitCode
 from icl.io.codec import spec_from_data, spec_to_data
 from icl.io.names import run_name
 from icl.output import unbreakable_output
-from icl.stopping import EXIT_INTERRUPTED, StopRequest
+from icl.stopping import StopRequest
 
 _PROGRESS_SECONDS = 0.5  # between two lines of progress
-SAME_PROCESS = (0, EXIT_NON_FINITE, EXIT_OWNED)  # endings that say nothing against the process
+SAME_PROCESS = (ExitCode.COMPLETE, ExitCode.NON_FINITE, ExitCode.OWNED)  # endings that say nothing against the process
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def _serve_all() -> int:
     requests = _Requests()
     for request in requests:
         if requests.ended.is_set():
-            return EXIT_INTERRUPTED
+            return ExitCode.INTERRUPTED
         ending = _serve(request, requests, answer)
         code = ending.code
         if code not in SAME_PROCESS:
@@ -129,8 +130,8 @@ class WorkerProcess:
 
     def ask(
         self, spec: Spec, *, allow_backend_change: bool, progress: Callable[[int], None] = lambda step: None
-    ) -> Ending | int:
-        """How an attempt ended, or the exit code (negative: the signal) of a process that died without saying so."""
+    ) -> Ending:
+        """How an attempt ended, also when the worker died without saying so."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"spec": spec_to_data(spec), "allow_backend_change": allow_backend_change}
@@ -143,7 +144,7 @@ class WorkerProcess:
                 if "code" in said:
                     return Ending(**said)
                 progress(said["step"])
-        return self._process.wait()
+        return ending_of_process(self._process.wait(), run_name(spec), spec.run.store)
 
     def stop(self) -> None:
         """Ask the worker to save its run and leave: no signal, which would be a second one if it was sent one too."""

@@ -92,8 +92,8 @@ def owned(
 
 
 @attrs.frozen
-class Sighting:
-    """What one look at a run's ownership shows.
+class Heartbeat:
+    """The newest heartbeat of a run's owner, and what is known here of its process.
 
     `process` is "ended" also when nobody owns the run; an "unknown" one is alive when a second look after `every`
     seconds differs. `number` is the highest that was taken.
@@ -119,29 +119,29 @@ class Sighting:
         return _interval(self.owner)
 
 
-def sight(store: Store, name: str) -> Sighting:
-    """One look at who owns a run."""
-    return _look(store, f"{name}/owner")
+def read_heartbeat(store: Store, name: str) -> Heartbeat:
+    """Who owns a run, from the newest heartbeat that is there now."""
+    return _read_newest(store, f"{name}/owner")
 
 
-def _look(store: Store, folder: str) -> Sighting:
+def _read_newest(store: Store, folder: str) -> Heartbeat:
     numbers = _numbers(store, folder)
     highest = max(numbers, default=0)
     for number in reversed(numbers):
         with suppress(MissingObjectError):  # its owner has gone on to the next one, or let go
             data = store.read(_path(folder, number))
             owner = _decode(data)
-            return Sighting(highest, data, "ended" if owner.get("released") else presence.look(owner.get("token")))
-    return Sighting(highest)
+            return Heartbeat(highest, data, "ended" if owner.get("released") else presence.look(owner.get("token")))
+    return Heartbeat(highest)
 
 
 def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: Callable[[], bool]) -> int | None:
     """The number that is ours from now on; None when asked to stop before there was one. Raises RunOwnedError."""
-    watched: Sighting | None = None
-    begun = time.monotonic()
+    watched: Heartbeat | None = None
+    watched_since = time.monotonic()
     while True:
-        watching = time.monotonic() - begun
-        seen = _look(store, folder)
+        watching = time.monotonic() - watched_since
+        seen = _read_newest(store, folder)
         silent = watched is not None and watched.data == seen.data and watching >= _SILENT_INTERVALS * seen.every
         if silent:
             logger.warning("%s: %s has been silent for %g s: taking over", folder, _who(seen), watching)
@@ -153,7 +153,7 @@ def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: C
                 return seen.number + 1
             continue
         if watched is None or watched.owner.get("token") != seen.owner.get("token"):
-            watched, begun = seen, time.monotonic()
+            watched, watched_since = seen, time.monotonic()
             longest = _SILENT_INTERVALS * seen.every
             logger.info("%s: watching whether %s is alive, for up to %g s", folder, _who(seen), longest)
         elif seen.data != watched.data:
@@ -204,7 +204,7 @@ def _release(store: Store, folder: str, beat: Mapping[str, object], number: int)
 
 def _is_taken_over(store: Store, folder: str, token: str) -> bool:
     with suppress(StoreError):
-        seen = _look(store, folder)
+        seen = _read_newest(store, folder)
         return bool(seen.data) and seen.owner.get("token") != token
     return False
 
@@ -235,7 +235,7 @@ def _interval(owner: Mapping[str, object]) -> float:
     return min(float(every), _LONGEST_INTERVAL) if isinstance(every, (int, float)) and every > 0 else _DEFAULT_INTERVAL
 
 
-def _who(seen: Sighting) -> str:
+def _who(seen: Heartbeat) -> str:
     owner = seen.owner
     return f"process {owner.get('pid')} on {owner.get('host')}, begun {owner.get('started')} by its clock"
 

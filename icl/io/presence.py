@@ -45,9 +45,9 @@ def announced() -> Iterator[Announcement]:
 @functools.cache
 def this_process() -> str:
     """The token of this process, announced until it ends."""
-    held = ExitStack()
-    atexit.register(held.close)
-    return held.enter_context(announced()).token
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(announced()).token
 
 
 def look(token: object) -> Literal["alive", "ended", "unknown"]:

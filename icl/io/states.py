@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
+from icl.core.status import RunStatus
 from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
-from icl.io.owner import Sighting, sight
+from icl.io.owner import Heartbeat, read_heartbeat
 from icl.io.store import Store
-
-Word = Literal["pending", "running", "stopped", "failed", "complete"]
 
 
 @attrs.frozen
@@ -24,7 +23,7 @@ class RunState:
     """
 
     name: str
-    word: Word
+    status: RunStatus
     step: int
     total_steps: int
     note: str = ""
@@ -40,17 +39,17 @@ def run_states(
     members = list(members)
     present = set(store.list())
     looks = list(store.map(lambda member: _look(store, *member, member[0] in present), members))
-    seen = {state.name: sighting for state, sighting in looks if sighting is not None}
-    distant = {name: sighting for name, sighting in seen.items() if sighting.process == "unknown"}
+    seen = {state.name: heartbeat for state, heartbeat in looks if heartbeat is not None}
+    distant = {name: heartbeat for name, heartbeat in seen.items() if heartbeat.process == "unknown"}
     if distant:
-        pause(2 * max(sighting.every for sighting in distant.values()))
-    again = dict(zip(distant, store.map(lambda name: sight(store, name), distant), strict=True))
+        pause(2 * max(heartbeat.every for heartbeat in distant.values()))
+    again = dict(zip(distant, store.map(lambda name: read_heartbeat(store, name), distant), strict=True))
     alive = {
-        name: name not in again or (again[name].data != sighting.data and again[name].process != "ended")
-        for name, sighting in seen.items()
+        name: name not in again or (again[name].data != heartbeat.data and again[name].process != "ended")
+        for name, heartbeat in seen.items()
     }
     return [
-        attrs.evolve(state, word="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
+        attrs.evolve(state, status="running", note=f"on {seen[state.name].where}") if alive.get(state.name) else state
         for state, _ in looks
     ]
 
@@ -66,7 +65,7 @@ def _count_late(store: Store, name: str, spec: Spec) -> str:
     return " and ".join(late)
 
 
-def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState, Sighting | None]:
+def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState, Heartbeat | None]:
     """A run's state if nobody trains it, and who may."""
     total = spec.training.total_steps
     inside = set(store.list(name)) if present else set()
@@ -82,9 +81,9 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
             state = RunState(name, "stopped", total, total, f"{late} asked for since it was completed")
         else:
             error = Manifest(store, name).last_error()
-            word: Word = "failed" if error else "stopped" if step else "pending"
-            state = RunState(name, word, step, total, error or "")
-        sighting = sight(store, name)
+            status: RunStatus = "failed" if error else "stopped" if step else "pending"
+            state = RunState(name, status, step, total, error or "")
+        heartbeat = read_heartbeat(store, name)
     except CheckpointError as unreadable:
         return RunState(name, "complete" if complete else "failed", step, total, str(unreadable)), None
-    return state, None if sighting.process == "ended" else sighting
+    return state, None if heartbeat.process == "ended" else heartbeat

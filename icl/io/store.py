@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from icl.io import gcs, local
 from icl.io.calls import Calls, NoEndError
 from icl.io.errors import StoreError, TransientStoreError
-from icl.io.place import is_local, place_of
+from icl.io.location import is_local, resolve_location
 
 logger = logging.getLogger("icl")
 _Item = TypeVar("_Item")
@@ -179,19 +179,19 @@ def open_store(url: str, *, create: bool = True) -> Store:
 
     Raises: StoreError when the URL is not understood, cannot be reached, or creation is not exclusive there.
     """
-    place = place_of(url)
-    if is_local(place):
-        store = Store(url, LocalFileSystem(), place, _Kind(local.create, read=local.read, move=local.move))
+    location = resolve_location(url)
+    if is_local(location):
+        store = Store(url, LocalFileSystem(), location, _Kind(local.create, read=local.read, move=local.move))
         with store._errors("."):
             if create:
-                store._calls.make(os.makedirs, place, exist_ok=True)
-            elif not store._calls.make(os.path.isdir, place):
+                store._calls.make(os.makedirs, location, exist_ok=True)
+            elif not store._calls.make(os.path.isdir, location):
                 raise NotADirectoryError(errno.ENOENT, "no such folder")
         return store
     try:
-        if place.startswith("gs://"):
-            return _open_gcs(url, place)
-        files, root = fsspec.url_to_fs(place, use_listings_cache=False)
+        if location.startswith("gs://"):
+            return _open_gcs(url, location)
+        files, root = fsspec.url_to_fs(location, use_listings_cache=False)
     except (ValueError, ImportError, OSError) as error:
         raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
     if isinstance(files, MemoryFileSystem):
@@ -201,8 +201,8 @@ def open_store(url: str, *, create: bool = True) -> Store:
     return store
 
 
-def _open_gcs(url: str, place: str) -> Store:
-    root = place.removeprefix("gs://")
+def _open_gcs(url: str, location: str) -> Store:
+    root = location.removeprefix("gs://")
     if not root or "" in root.split("/"):
         raise ValueError("no bucket, or a folder without a name")
     gcs.prepare_gcsfs()

@@ -13,9 +13,9 @@ import attrs
 from icl.core.errors import SpecError
 from icl.core.spec import Spec
 from icl.io.codec import decode_json, in_file, shown, spec_from_data, with_run
+from icl.io.location import resolve_location
 from icl.io.names import run_name
 from icl.io.overrides import Values, assigned
-from icl.io.place import place_of
 
 MAX_RUNS = 100_000
 _KEYS = ("base", "list", "zip", "grid")
@@ -42,7 +42,9 @@ class Sweep:
     @property
     def store(self) -> str:
         """The URL of the store of every run. Raises SpecError when there is more than one; StoreError for no URL."""
-        stores = {place_of(store): store for store in sorted({member.spec.run.store for member in self.members})}
+        stores = {
+            resolve_location(store): store for store in sorted({member.spec.run.store for member in self.members})
+        }
         if len(stores) > 1:
             raise SpecError(f"run.store: got {', '.join(stores.values())} in one sweep; expected one. Give --store.")
         return next(iter(stores.values()))

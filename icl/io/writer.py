@@ -1,4 +1,4 @@
-"""Saving beside training: jobs run on threads of their own, within bounded memory, and none is forgotten."""
+"""Saving beside training: saves run on threads of their own, within bounded memory, and none is forgotten."""
 
 import logging
 import threading
@@ -12,32 +12,32 @@ from icl.io.errors import TransientStoreError
 
 logger = logging.getLogger("icl")
 _CAPACITY = 2**28  # bytes; some 400 states of a 50,000-parameter model, or ten of a 2,000,000-parameter one
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of one job
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of one save
 
 
 @attrs.define(eq=False)
-class _Job:
+class _Save:
     run: Callable[[], None]
     num_bytes: int
     alone: bool
-    begun: bool = False
+    started: bool = False
 
 
 class Writer:
-    """Runs the jobs it is given while the caller goes on.
+    """Runs the saves it is given while the caller goes on.
 
-    Laws: a job that is `alone` begins when all before it have ended, and those after it begin when it has ended; none
-    begins after one has failed. A job must bear being run twice.
+    Laws: a save that is `alone` begins when all before it have ended, and those after it begin when it has ended; none
+    begins after one has failed. A save must bear being run twice.
 
     Args:
-        persist: try a job that failed for a passing reason again, as long as it takes; otherwise it fails.
-        num_threads: jobs that run at once.
+        persist: try a save that failed for a passing reason again, as long as it takes; otherwise it fails.
+        num_threads: saves that run at once.
         capacity: bytes that may wait; whoever gives more waits as well.
     """
 
     def __init__(self, *, persist: bool, num_threads: int = 1, capacity: int = _CAPACITY) -> None:
         self._persist, self._capacity = persist, capacity
-        self._jobs = deque[_Job]()  # in the order given; one that has ended is taken out
+        self._saves = deque[_Save]()  # in the order given; one that has ended is taken out
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._closing = self._abandoned = False
@@ -46,19 +46,19 @@ class Writer:
         ]
 
     def submit(self, run: Callable[[], None], num_bytes: int = 0, *, alone: bool = True) -> None:
-        """Have `run` called; waits while too much waits. Raises what an earlier job raised."""
+        """Have `run` called; waits while too much waits. Raises what an earlier save raised."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure or not self._jobs or self._waiting() + num_bytes <= self._capacity
+                lambda: self._failure or not self._saves or self._waiting() + num_bytes <= self._capacity
             )
             self._raise_failure()
-            self._jobs.append(_Job(run, num_bytes, alone))
+            self._saves.append(_Save(run, num_bytes, alone))
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Return when every job has ended. Raises what one raised."""
+        """Return when every save has ended. Raises what one raised."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._jobs)
+            self._changed.wait_for(lambda: self._failure or not self._saves)
             self._raise_failure()
 
     def __enter__(self) -> "Writer":
@@ -67,7 +67,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Wait for every job; one that fails is raised, unless something else is already on its way up."""
+        """Wait for every save; one that fails is raised, unless something else is already on its way up."""
         with self._changed:
             self._closing, self._abandoned = True, error is not None
             self._changed.notify_all()
@@ -77,44 +77,44 @@ class Writer:
             self._raise_failure()
 
     def _waiting(self) -> int:
-        return sum(job.num_bytes for job in self._jobs)
+        return sum(save.num_bytes for save in self._saves)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _next(self) -> _Job | None:
-        """The first job that has not begun, if its turn has come."""
-        for job in self._jobs:
-            if job.begun and not job.alone:
+    def _next(self) -> _Save | None:
+        """The first save that has not started, if its turn has come."""
+        for save in self._saves:
+            if save.started and not save.alone:
                 continue
-            ready = not job.begun and (not job.alone or job is self._jobs[0])
-            return job if ready else None
+            ready = not save.started and (not save.alone or save is self._saves[0])
+            return save if ready else None
         return None
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._next() or self._failure or (self._closing and not self._jobs))
-                job = self._next()
-                if job is None or self._failure:
+                self._changed.wait_for(lambda: self._next() or self._failure or (self._closing and not self._saves))
+                save = self._next()
+                if save is None or self._failure:
                     return
-                job.begun = True
+                save.started = True
             try:
-                self._run(job)
+                self._run(save)
             except Exception as error:
                 with self._changed:
                     self._failure = self._failure or error
             finally:
                 with self._changed:
-                    self._jobs.remove(job)
+                    self._saves.remove(save)
                     self._changed.notify_all()
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, save: _Save) -> None:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return job.run()
+                return save.run()
             except TransientStoreError as error:
                 if not self._persist or self._abandoned:
                     raise

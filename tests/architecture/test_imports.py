@@ -23,13 +23,14 @@ MAY_IMPORT = {
     "progress": set(),
     "results": {"backends", "core", "io", "loop", "predictor", "progress", "stopping"},
     "output": set(),
-    "stopping": set(),
-    "attempt": {"core", "io", "loop", "output", "stopping"},
-    "run": {"attempt", "backends", "core", "io", "machine", "profiling", "progress", "stopping"},
-    "store": {"attempt", "core", "io"},
-    "engines": {"attempt", "backends", "core", "engines", "io", "machine", "output", "stopping"},
-    "fleet": {"attempt", "core", "engines", "io", "sweep"},
-    "sweep": {"attempt", "core", "engines", "io", "machine", "stopping"},
+    "exit_codes": set(),
+    "stopping": {"exit_codes"},
+    "attempt": {"core", "exit_codes", "io", "loop", "output"},
+    "run": {"attempt", "backends", "core", "exit_codes", "io", "machine", "profiling", "progress", "stopping"},
+    "store": {"attempt", "core", "exit_codes", "io"},
+    "engines": {"attempt", "backends", "core", "engines", "exit_codes", "io", "machine", "output", "stopping"},
+    "fleet": {"attempt", "core", "engines", "exit_codes", "io", "sweep"},
+    "sweep": {"attempt", "core", "engines", "exit_codes", "io", "machine", "stopping"},
 }
 LAZY_ONLY = {"torch_xla", "wandb", "gcsfs", "ray", "pandas", "tqdm"}
 XLA_ONLY = {"backends/xla.py", "backends/xla_program.py"}  # the second is itself imported on use, by the first alone

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from icl.engines.devices import Device
-from icl.engines.local import LocalEngine
-from icl.engines.work import Work
+from icl.engines.local import WorkerPool
+from icl.engines.retries import RetryPolicy
+from icl.engines.run_queue import RunQueue
 from icl.io.states import RunState
 from icl.io.store import open_store
 from icl.io.sweepfile import load_sweep
@@ -30,17 +31,15 @@ def test_a_sweep_survives_the_death_of_workers_and_of_itself(tmp_path: Path) -> 
     assert result.kills[WORKER] >= 2
 
 
-def test_a_bad_device_takes_no_more_runs_and_spoils_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_device_takes_no_more_runs_and_spoils_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Field fault 62: here a GPU that is not there, beside a processor that is."""
-    monkeypatch.setattr("icl.engines.local.pause_after", lambda failures: 0.0)
     sweep, store = load_sweep(write_sweep(tmp_path, 3), store=str(tmp_path / "store")), str(tmp_path / "store")
     states = [RunState(member.name, "pending", 0, 240) for member in sweep.members]
-    work = Work(open_store(store), sweep.members, states)
-    engine = LocalEngine(work, [Device("cuda", "99"), Device("cpu", "0")], tmp_path, max_worker_failures=2)
-    engine.run(lambda: False, 10.0, lambda status: None)
-    assert [job.state.word for job in work.jobs] == ["complete"] * 3
+    retries = RetryPolicy(max_worker_failures=2, longest_pause=0.0)
+    queue = RunQueue(open_store(store), sweep.members, states, retries=retries)
+    pool = WorkerPool(queue, [Device("cuda", "99"), Device("cpu", "0")], tmp_path, retries=retries)
+    pool.train(lambda: False, 10.0, lambda status: None)
+    assert [run.state.status for run in queue.runs] == ["complete"] * 3
     assert "cuda:99 takes no more runs after 2 failures in a row" in caplog.text
 
 

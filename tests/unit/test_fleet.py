@@ -191,7 +191,7 @@ def test_without_a_clone_nothing_is_installed_from_the_package_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Where another project has the name `icl`."""
-    monkeypatch.setattr("icl.fleet._SOURCE", tmp_path)
+    monkeypatch.setattr("icl.engines.fleet._SOURCE", tmp_path)
     up = ["up", str(SWEEPS / "carroll.json"), "--store", STORE, "--vms", "1", "--dry-run"]
     assert main(up) == 2
     assert "expected what pip installs on the VMs" in capfd.readouterr().err

@@ -136,7 +136,7 @@ def test_a_run_that_is_not_met_bit_for_bit_gets_nothing(tmp_path: Path) -> None:
 
 def state_of(url: str, spec: Spec) -> tuple[str, str]:
     (state,) = run_states(open_store(url), [(run_name(spec), spec)])
-    return state.word, state.note
+    return state.status, state.note
 
 
 def test_a_sweep_sees_that_more_is_asked_for(store_url: str) -> None:

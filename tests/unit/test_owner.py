@@ -15,7 +15,7 @@ import pytest
 
 from icl.io import owner, presence
 from icl.io.errors import CheckpointError, RunOwnedError, StoreConflictError, StoreError, TransientStoreError
-from icl.io.owner import owned, sight
+from icl.io.owner import owned, read_heartbeat
 from icl.io.store import Store, open_store
 
 EVERY = 0.5  # seconds; four times this without a beat is death, and a busy machine must not take so long over one
@@ -94,7 +94,7 @@ with announced() as process:
 """
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     leave_heartbeat(store, token=killed.stdout.strip(), every=60)
-    assert sight(store, "run").process == "ended"
+    assert read_heartbeat(store, "run").process == "ended"
     with caplog.at_level(logging.INFO), owned(store, "run", every=EVERY):
         assert newest(store) >= 8
     assert "watching" not in caplog.text
@@ -204,7 +204,7 @@ def test_an_owner_lets_go_also_where_nothing_may_be_removed(
             with pytest.raises(RunOwnedError), owned(store, "run", every=EVERY):
                 pass
             assert not ownership.lost
-    assert sight(store, "run").process == "ended"
+    assert read_heartbeat(store, "run").process == "ended"
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert messages == ["no deletion. It stays, as does whatever else cannot be removed there."]
 
@@ -222,9 +222,9 @@ def test_what_a_dead_store_left_of_this_process_is_not_waited_for(
         monkeypatch.setattr(Store, "create", refuse)
     monkeypatch.undo()
     assert len(beats(store)) == 1
-    token = str(sight(store, "run").owner["token"])
+    token = str(read_heartbeat(store, "run").owner["token"])
     with caplog.at_level(logging.INFO), owned(store, "run", every=60):
-        assert sight(store, "run").process == "alive"
+        assert read_heartbeat(store, "run").process == "alive"
     assert "watching" not in caplog.text
     assert beats(store) == []
     os.unlink(presence._path(token))

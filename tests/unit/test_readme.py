@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from icl.exit_codes import ExitCode
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -33,6 +35,19 @@ def test_the_notebook_page(tmp_path: Path) -> None:
     assert result.stdout == (
         "['blocks.0', 'blocks.0.attention.output', 'blocks.1.mlp.hidden'] (64,) (32, 3) (32, 4, 1) (32, 4, 1)\n"
     )
+
+
+def test_the_exit_codes_are_those_of_the_program() -> None:
+    """The table, and what the help of each command says."""
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    assert rows == [(str(int(code)), code.meaning) for code in ExitCode]
+    for command in ("run", "store", "sweep", "fleet"):
+        helped = subprocess.run(
+            [sys.executable, "-m", f"icl.{command}", "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        shown = re.findall(r"^  (\d+) +(.*)$", helped[helped.index("exit codes:") :], re.MULTILINE)
+        assert ("0", ExitCode.COMPLETE.meaning) in shown
+        assert set(shown) <= set(rows)
 
 
 def test_the_tree_lists_every_module() -> None:

@@ -11,7 +11,7 @@ from icl.core.errors import NonFiniteLossError
 from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
-from icl.io.owner import owned, sight
+from icl.io.owner import owned, read_heartbeat
 from icl.io.states import RunState, run_states
 from icl.io.store import open_store
 from icl.loop import execute
@@ -43,7 +43,7 @@ def test_a_runs_life(store_url: str) -> None:
     assert state_of(store_url, SPEC) == RunState(name, "stopped", 2, 6)
     with owned(open_store(store_url), name, every=60):
         here = state_of(store_url, SPEC)
-    assert (here.word, here.step) == ("running", 2)
+    assert (here.status, here.step) == ("running", 2)
     assert socket.gethostname() in here.note
     execute(spec)
     assert state_of(store_url, SPEC) == RunState(name, "complete", 6, 6)
@@ -53,7 +53,7 @@ def test_why_a_run_has_failed_is_in_its_store(store_url: str) -> None:
     with pytest.raises(NonFiniteLossError):
         execute(with_run(DIVERGING, store=store_url))
     state = state_of(store_url, DIVERGING)
-    assert (state.word, state.step) == ("failed", 0)
+    assert (state.status, state.step) == ("failed", 0)
     assert state.note.startswith("NonFiniteLossError: training loss: got")
 
 
@@ -65,9 +65,9 @@ def test_an_attempt_that_was_cut_off_after_a_failure_is_not_one(tmp_path: Path) 
 
     with pytest.raises(OSError, match="progress"):
         execute(spec, progress=broken)
-    assert state_of(str(tmp_path), SPEC).word == "failed"
+    assert state_of(str(tmp_path), SPEC).status == "failed"
     execute(spec, should_stop=lambda: True)
-    assert state_of(str(tmp_path), SPEC).word == "stopped"
+    assert state_of(str(tmp_path), SPEC).status == "stopped"
 
 
 def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     try:
 
         def until_it_beats(seconds: float) -> None:
-            before = sight(store, name)
-            while sight(store, name).data == before.data:
+            before = read_heartbeat(store, name)
+            while read_heartbeat(store, name).data == before.data:
                 pass
 
         (alive,) = run_states(store, [(name, SPEC)], pause=until_it_beats)
-        assert alive.word == "running"
+        assert alive.status == "running"
     finally:
         leave.set()
         thread.join()
@@ -105,10 +105,10 @@ def test_an_owner_elsewhere_is_looked_at_twice(tmp_path: Path, monkeypatch: pyte
     owner = owned(store, name, every=60)
     owner.__enter__()
     (ended,) = run_states(store, [(name, SPEC)], pause=until_it_ends)
-    assert ended.word == "stopped"
+    assert ended.status == "stopped"
     silent = b'{"machine": "another boot", "host": "gone", "pid": 1, "every": 60.0}'
     (tmp_path / name / "owner").mkdir(exist_ok=True)
     (tmp_path / name / "owner" / "000000000009.json").write_bytes(silent)
     waited: list[float] = []
     (dead,) = run_states(store, [(name, SPEC)], pause=waited.append)
-    assert (dead.word, waited) == ("stopped", [120.0])
+    assert (dead.status, waited) == ("stopped", [120.0])

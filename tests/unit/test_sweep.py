@@ -129,7 +129,7 @@ def test_a_state_home_that_cannot_be_used_is_said(
 def test_a_disk_that_is_full_ends_no_sweep(tmp_path: Path) -> None:
     """What cannot be shown is not; the store has other ways to say that it is full."""
     session = Session(tmp_path / "session")
-    with session.begun():
+    with session.locked():
         (session.folder / "status.json").mkdir()
         session.write_status({"counts": {}})
 

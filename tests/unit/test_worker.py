@@ -14,11 +14,11 @@ from icl.attempt import Ending
 from icl.core.spec import Spec
 from icl.engines.devices import Device
 from icl.engines.worker import WorkerProcess
+from icl.exit_codes import ExitCode
 from icl.io.codec import spec_from_data, spec_to_data
 from icl.io.manifest import saved_steps
 from icl.io.names import run_name
 from icl.io.store import open_store
-from icl.stopping import EXIT_INTERRUPTED
 from tests.faults.runs import SPEC
 
 SECONDS = 300.0
@@ -41,7 +41,7 @@ def test_requests_that_come_together_save_the_run(tmp_path: Path, asked: str) ->
     """As when a machine shuts down, whose sweep passes on what its workers have been told as well."""
     spec = long_spec(tmp_path / "store")
     worker = begin(tmp_path)
-    endings: list[Ending | int] = []
+    endings: list[Ending] = []
     begun = threading.Event()
     arguments = {"allow_backend_change": False, "progress": lambda step: begun.set()}
     thread = threading.Thread(target=lambda: endings.append(worker.ask(spec, **arguments)))  # type: ignore[arg-type]
@@ -55,9 +55,10 @@ def test_requests_that_come_together_save_the_run(tmp_path: Path, asked: str) ->
     code = worker.close(SECONDS)
     thread.join(SECONDS)
     (ending,) = endings
-    assert isinstance(ending, Ending), (tmp_path / "log").read_text()
-    assert (ending.code, ending.status) == (EXIT_INTERRUPTED, "interrupted")
-    assert code == EXIT_INTERRUPTED
+    assert (ending.code, ending.status, ending.error) == (ExitCode.INTERRUPTED, "interrupted", None), (
+        tmp_path / "log"
+    ).read_text()
+    assert code == ExitCode.INTERRUPTED
     assert ending.step
     assert max(saved_steps(open_store(str(tmp_path / "store")), run_name(spec), "state")) == ending.step
 
@@ -67,4 +68,4 @@ def test_a_worker_whose_stdin_has_ended_does_not_train_to_the_end(tmp_path: Path
     request = {"spec": spec_to_data(long_spec(tmp_path)), "allow_backend_change": False}
     command = [sys.executable, "-m", "icl.engines.worker"]
     ended = subprocess.run(command, input=orjson.dumps(request) + b"\n", capture_output=True, timeout=SECONDS)
-    assert ended.returncode == EXIT_INTERRUPTED
+    assert ended.returncode == ExitCode.INTERRUPTED

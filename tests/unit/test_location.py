@@ -7,7 +7,7 @@ import pytest
 
 from icl.engines.session import session_of
 from icl.io.errors import StoreError
-from icl.io.place import is_local, place_of
+from icl.io.location import is_local, resolve_location
 from icl.io.store import open_store
 
 
@@ -36,8 +36,8 @@ def test_one_folder_is_one_place_whoever_opens_it(tmp_path: Path, spelling: str)
     (tmp_path / "x").mkdir()
     (tmp_path / "link").symlink_to("runs")
     name = spelling.replace("HERE", str(tmp_path))
-    assert place_of(name) == os.path.realpath(tmp_path / "runs")
-    assert is_local(place_of(name))
+    assert resolve_location(name) == os.path.realpath(tmp_path / "runs")
+    assert is_local(resolve_location(name))
     assert session_of("some", name) == session_of("some", str(tmp_path / "runs"))
     open_store(name).create("run/a", b"1")
     assert (tmp_path / "runs" / "run" / "a").read_bytes() == b"1"
@@ -45,7 +45,7 @@ def test_one_folder_is_one_place_whoever_opens_it(tmp_path: Path, spelling: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "location"),
     [
         ("gs://bucket/runs/", "gs://bucket/runs"),
         ("gcs://bucket/runs", "gs://bucket/runs"),
@@ -53,10 +53,10 @@ def test_one_folder_is_one_place_whoever_opens_it(tmp_path: Path, spelling: str)
         ("simplecache::gs://bucket", "simplecache::gs://bucket"),
     ],
 )
-def test_a_url_is_a_place_anywhere(name: str, place: str) -> None:
-    assert place_of(name) == place
-    assert not is_local(place)
-    assert place_of(place) == place
+def test_a_url_is_a_place_anywhere(name: str, location: str) -> None:
+    assert resolve_location(name) == location
+    assert not is_local(location)
+    assert resolve_location(location) == location
 
 
 @pytest.mark.parametrize(

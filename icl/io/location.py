@@ -1,4 +1,4 @@
-"""What the name of a store means: one place, however it is written and wherever it is read from."""
+"""What the name of a store means: one location, however it is written and wherever it is read from."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from icl.io.errors import StoreError
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def place_of(name: str) -> str:
+def resolve_location(name: str) -> str:
     """The one form of a store's name: an absolute path without links, or a URL.
 
     Raises: StoreError for what is neither, such as a URL with a slash too few.
@@ -32,9 +32,9 @@ def place_of(name: str) -> str:
         raise _refused(name, f"It cannot be found ({error.strerror}); write the whole path.") from None
 
 
-def is_local(place: str) -> bool:
-    """Whether a place that `place_of` gave is a folder of this machine."""
-    return "://" not in place
+def is_local(location: str) -> bool:
+    """Whether a location that `resolve_location` gave is a folder of this machine."""
+    return "://" not in location
 
 
 def _refused(name: str, remedy: str) -> StoreError:
