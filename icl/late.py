@@ -88,7 +88,7 @@ def compute_late(late: Late, setup: Setup) -> bool:
             found.losses.append(backend.to_cpu(metrics)[TRAINING_LOSS][:length])
             step += length
         if step in late.evaluations:
-            found.rows[step] = setup.measure(on_device)
+            found.rows[step] = setup.measure(on_device, step)
         if step in late.checkpoints or step in known:
             vector = backend.to_cpu({"params": on_device["params"]})["params"]
             if step in late.checkpoints:

@@ -12,9 +12,10 @@ from icl.core.backend import Tree, identical
 from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
-from icl.io.codec import decode_spec, encode_spec
+from icl.io.codec import decode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
 from icl.io.formats import FORMATS, Format, decode_params, encode_params
+from icl.io.names import hashed_bytes
 from icl.io.rundir import KINDS, RunDir, open_run
 from icl.io.store import LARGEST_DOCUMENT, Store
 from icl.io.verify import verify_run
@@ -61,7 +62,7 @@ def export_checkpoints(run: RunDir, spec: Spec, target: Store, steps: Iterable[i
     """
     kind = FORMATS[spec.model.architecture]
     chosen = list(steps) or run.checkpoint_steps()
-    target.create(f"{run.name}/spec.json", encode_spec(spec, what_only=True))
+    target.create(f"{run.name}/spec.json", hashed_bytes(spec))
 
     def write(step: int) -> None:
         params, path = run.load_checkpoint(step), f"{run.name}/step-{step:012d}{kind.suffix}"

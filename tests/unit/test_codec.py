@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from icl.core.errors import SpecError
-from icl.core.spec import TaskSpec
+from icl.core.families.linear import LinearTask
 from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_json_schema, spec_to_data, with_run
 from icl.io.names import run_name
 
@@ -151,8 +151,8 @@ def test_numpys_numbers_are_numbers() -> None:
                 owner = owner.setdefault(parent, {})
             owner[leaf] = given
     assert encode_spec(spec_from_data(data)) == encode_spec(spec_from_data(plain_data))
-    made = TaskSpec(task_dim=np.int64(4), num_examples=8, noise_variance=np.float64(0.1))
-    assert made == TaskSpec(task_dim=4, num_examples=8, noise_variance=0.1)
+    made = LinearTask(task_dim=np.int64(4), num_examples=8, noise_variance=np.float64(0.1))
+    assert made == LinearTask(task_dim=4, num_examples=8, noise_variance=0.1)
     assert [type(value) for value in (made.task_dim, made.noise_variance)] == [int, float]
     assert attrs.evolve(made, num_tasks=np.float64("inf")).num_tasks is None
 

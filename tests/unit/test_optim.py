@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from icl.core.optim import adam_update, clip_by_global_norm, learning_rate
-from icl.core.spec import OptimizerSpec, ScheduleSpec
+from icl.core.optimizers.adam import Adam
+from icl.core.optimizers.clipping import clip_by_global_norm
+from icl.core.schedules import learning_rate
+from icl.core.spec import ScheduleSpec
 
 SCHEDULES = ("one_cycle", "triangle", "constant", "warmup_cosine")
 
@@ -22,13 +24,13 @@ def test_adam_tracks_torch(weight_decay: float, betas: tuple[float, float]) -> N
     generator = torch.Generator().manual_seed(1)
     theirs = torch.randn(50, generator=generator, dtype=torch.float32).requires_grad_()
     optimizer = torch.optim.AdamW([theirs], lr=1e-2, betas=betas, eps=1e-8, weight_decay=weight_decay)
-    ours, mu, nu = theirs.detach().clone(), torch.zeros(50), torch.zeros(50)
-    rule = OptimizerSpec(betas=betas, weight_decay=weight_decay)
+    ours, rule = theirs.detach().clone(), Adam(betas=betas, weight_decay=weight_decay)
+    state = rule.init(ours)
     for step in range(300):
         grads = torch.randn(50, generator=generator)
         theirs.grad = grads.clone()
         optimizer.step()
-        ours, mu, nu = adam_update(rule, ours, grads, mu, nu, torch.tensor(step), torch.tensor(1e-2))
+        ours, state = rule.update(ours, grads, state, torch.tensor(step), torch.tensor(1e-2))
     # 300 updates of 1e-2, each rounded to 6e-8 relative in another order of operations.
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
 
@@ -36,10 +38,10 @@ def test_adam_tracks_torch(weight_decay: float, betas: tuple[float, float]) -> N
 def test_a_gradient_of_zero_changes_nothing() -> None:
     params = torch.tensor([1.0, -2.0])
     zero = torch.zeros(2)
-    new, mu, nu = adam_update(OptimizerSpec(), params, zero, zero, zero, torch.tensor(0), torch.tensor(0.1))
+    new, state = Adam().update(params, zero, Adam().init(params), torch.tensor(0), torch.tensor(0.1))
     assert torch.equal(new, params)
-    assert not mu.any()
-    assert not nu.any()
+    assert list(state) == ["mu", "nu"]
+    assert not any(leaf.any() for leaf in state.values())
 
 
 def test_clipping_tracks_torch() -> None:
