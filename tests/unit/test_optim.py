@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -42,6 +43,27 @@ def test_a_gradient_of_zero_changes_nothing() -> None:
     assert torch.equal(new, params)
     assert list(state) == ["mu", "nu"]
     assert not any(leaf.any() for leaf in state.values())
+
+
+def test_hyperparameters_as_data_do_what_the_numbers_do() -> None:
+    """Of one value for all, and of one a member, each of which is updated as if alone."""
+    rules = [Adam(betas=(0.9, 0.99), weight_decay=0.1, max_grad_norm=0.5), Adam(betas=(0.0, 0.5), eps=1e-3)]
+    rules[1] = attrs.evolve(rules[1], weight_decay=0.2, max_grad_norm=9.0)
+    generator = torch.Generator().manual_seed(3)
+    params, grads = torch.randn(2, 7, generator=generator), torch.randn(2, 7, generator=generator)
+    state, step, lr = rules[0].init(params), torch.tensor([0, 4]), torch.tensor([0.1, 0.2])
+    data = {name: torch.tensor([rule.hyperparameters[name] for rule in rules]) for name in rules[0].hyperparameters}
+    together = rules[0].update(params, grads, state, step, lr, data)
+    for i, rule in enumerate(rules):
+        mine = {leaf: value[i] for leaf, value in state.items()}
+        alone = rule.update(params[i], grads[i], mine, step[i], lr[i])
+        single = {name: value[i] for name, value in data.items()}
+        for found in (
+            (together[0][i], {k: v[i] for k, v in together[1].items()}),
+            rule.update(params[i], grads[i], mine, step[i], lr[i], single),
+        ):
+            # A float32 of 0.99 is 1e-8 off it, which is 1e-6 of 1 - 0.99.
+            torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-7)
 
 
 def test_clipping_tracks_torch() -> None:
