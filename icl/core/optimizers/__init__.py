@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from icl.core.optimizer import Optimizer
 from icl.core.optimizers.adam import Adam
+from icl.core.optimizers.sgd import SGD
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
     "adam": Adam,
+    "sgd": SGD,
 }
