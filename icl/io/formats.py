@@ -15,6 +15,7 @@ from torch import Tensor
 from icl.core.architectures.raventos import Raventos
 from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import Tree
+from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.io.errors import CheckpointError
@@ -220,3 +221,14 @@ FORMATS = {
     "raventos": Format("raventos", ".npz", _raventos_entries, lambda spec: {}, _write_arrays, _read_arrays),
 }
 """By the architecture that each of them can hold."""
+
+
+def format_of(spec: Spec) -> Format:
+    """The foreign format of a spec's architecture. Raises SpecError for one that has none."""
+    name = spec.model.architecture
+    if name not in FORMATS:
+        raise SpecError(
+            f"format: got architecture {name}, which no earlier trainer has; expected {' or '.join(FORMATS)}. "
+            "Export the whole run: --format icl."
+        )
+    return FORMATS[name]
