@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.environment import add_save_option, describe_machine, print_table, report
 from icl.core import baselines
-from icl.core.spec import EvaluationSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, Spec, TrainingSpec
 from icl.core.tasks import sample_evaluation_batch, sample_task_pool
 
 BUDGETS = [2**power for power in range(17, 26, 2)]
@@ -26,7 +27,7 @@ BUDGETS = [2**power for power in range(17, 26, 2)]
 def setting(log2_tasks: int, batch_size: int) -> Spec:
     """D = 8, K = 16, sigma^2 = 0.25, as in Raventos et al. 2023."""
     return Spec(
-        task=TaskSpec(task_dim=8, num_examples=16, num_tasks=2**log2_tasks, noise_variance=0.25),
+        task=LinearTask(task_dim=8, num_examples=16, num_tasks=2**log2_tasks, noise_variance=0.25),
         training=TrainingSpec(total_steps=1),
         evaluation=EvaluationSpec(batch_size=batch_size),
     )

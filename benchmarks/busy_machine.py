@@ -19,10 +19,9 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-import attrs
-
 from benchmarks.environment import add_save_option, describe_machine, print_table, report
 from icl.backends import get_backend
+from icl.core.spec import with_fields
 from icl.core.step import build_train, init_state
 from icl.core.tasks import sample_batches
 from icl.io.codec import load_spec, with_run
@@ -39,7 +38,7 @@ def time_steps(spec: str, threads: int | None, blocks: int | None, steps: int) -
     read = with_run(load_spec(spec), max_chunk=steps)
     backend = get_backend("cpu", threads=threads)
     advance, state = build_train(read, backend), backend.to_device(init_state(read))
-    batches = sample_batches(attrs.evolve(read, task=attrs.evolve(read.task, num_tasks=None)), range(steps), None)
+    batches = sample_batches(with_fields(read, "task", num_tasks=None), range(steps), None)
     block = 0
     while blocks is None or block <= blocks:
         start = perf_counter()

@@ -17,7 +17,6 @@ from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
-import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +25,8 @@ from benchmarks.environment import add_save_option, describe_machine, print_tabl
 from icl.backends import get_backend
 from icl.core.backend import Backend, Tree
 from icl.core.baselines import dmmse_predictions
-from icl.core.spec import Spec
+from icl.core.model import parameter_shapes
+from icl.core.spec import Spec, with_fields
 from icl.core.step import build_eval, init_state, train_step
 from icl.core.tasks import (
     sample_batch,
@@ -58,7 +58,7 @@ def measure(name: str, call: Callable[[], object], backend: Backend, times: int 
 def measure_places(spec: Spec, backend: Backend, log2_tasks: int) -> list[dict[str, Any]]:
     """Initialisation, sampling, dMMSE and evaluation, each on the host and on the device."""
     cpu, steps = get_backend("cpu"), range(16)
-    pooled = attrs.evolve(spec, task=attrs.evolve(spec.task, num_tasks=2**log2_tasks))
+    pooled = with_fields(spec, "task", num_tasks=2**log2_tasks)
     pool = sample_task_pool(pooled)
     assert pool is not None
     there = backend.to_device({"pool": torch.empty(0)})
@@ -127,7 +127,7 @@ def attentions(mask: Tensor) -> dict[str, Callable[[Tensor, Tensor, Tensor], Ten
 def measure_attentions(spec: Spec, backend: Backend) -> list[dict[str, Any]]:
     """Forward and backward of the attention of one layer."""
     tokens, heads = 2 * spec.task.num_examples - 1, spec.model.num_heads
-    shape = (spec.training.batch_size * heads, tokens, spec.model.embed_dim // heads)
+    shape = (spec.training.batch_size * heads, tokens, parameter_shapes(spec)["token_embedding.weight"][0] // heads)
     generator = torch.Generator().manual_seed(0)
     inputs = backend.to_device({key: torch.randn(shape, generator=generator) for key in ("q", "k", "v")})
     mask = backend.to_device({"m": torch.full((tokens, tokens), -torch.inf).triu(1)})["m"]

@@ -15,6 +15,7 @@ import argparse
 import csv
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -52,9 +53,10 @@ def published_spec(seed: int) -> Spec:
 
 def published_params(spec: Spec, seed: int) -> Tree:
     """Where the published run of a seed began: the draws of `torch.nn.Linear` in the order of its code."""
-    embed = spec.model.embed_dim
+    model: Any = spec.model
+    embed = model.embed_dim
     params = {name: value for name, value in init_params(spec).items() if "layer_norm" in name}
-    to_our_layout = {entry.ours: entry.restore for entry in FORMATS["timaeus"].entries(spec)}
+    to_our_layout = {entry.ours: entry.restore for entry in FORMATS["timaeus"].entries(spec.model)}
 
     def draw(layer: str, num_inputs: int, num_outputs: int, *, bias: bool) -> None:
         for leaf, value in nn.Linear(num_inputs, num_outputs, bias=bias).named_parameters():
@@ -68,8 +70,8 @@ def published_params(spec: Spec, seed: int) -> Tree:
         for layer in range(spec.model.num_layers):
             draw(f"blocks.{layer}.attention.qkv", embed, 3 * embed, bias=False)
             draw(f"blocks.{layer}.attention.output", embed, embed, bias=False)
-            draw(f"blocks.{layer}.mlp.hidden", embed, spec.model.mlp_dim, bias=True)
-            draw(f"blocks.{layer}.mlp.output", spec.model.mlp_dim, embed, bias=True)
+            draw(f"blocks.{layer}.mlp.hidden", embed, model.mlp_dim, bias=True)
+            draw(f"blocks.{layer}.mlp.output", model.mlp_dim, embed, bias=True)
         draw("unembedding", embed, spec.task.task_dim + 1, bias=True)
     return params
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.xla_randomness import findings
 from icl.core.backend import identical
-from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TrainingSpec
 from icl.io.codec import encode_spec, load_spec
 from icl.io.names import run_name
 from icl.results import load_run
@@ -39,7 +40,7 @@ def default_spec() -> Spec:
     """Hoogland et al.'s model for 1,024 steps with log-spaced checkpoints and evaluations."""
     cadence = StepsSpec(log=20, linear=5)
     return Spec(
-        task=TaskSpec(task_dim=4, num_examples=8),
+        task=LinearTask(task_dim=4, num_examples=8),
         training=TrainingSpec(total_steps=1024),
         evaluation=EvaluationSpec(batch_size=2048),
         run=RunSpec(backend="xla", checkpoint_at=cadence, evaluate_at=cadence),

@@ -14,7 +14,6 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-import attrs
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -22,8 +21,9 @@ from benchmarks.environment import add_save_option, describe_machine, print_tabl
 from benchmarks.user_loop import UserLoop
 from icl.backends import get_backend
 from icl.core.backend import Tree
+from icl.core.model import parameter_shapes
 from icl.core.plan import build_plan
-from icl.core.spec import Spec
+from icl.core.spec import Spec, with_fields
 from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batches, sample_task_pool
 from icl.io.codec import load_spec, with_run
@@ -88,11 +88,7 @@ def overheads(spec: Spec, steps: int, step_ms: float) -> dict[str, Any]:
     """What a run costs besides its steps, at the spec's own cadences, as shares of the training time."""
     backend, pool = get_backend("cpu"), sample_task_pool(spec)
     sampling = min(seconds(lambda: sample_batches(spec, range(steps), pool)) for _ in range(3)) / steps
-    small = attrs.evolve(
-        spec,
-        task=attrs.evolve(spec.task, num_examples=2, num_tasks=1),
-        training=attrs.evolve(spec.training, batch_size=1),
-    )
+    small = with_fields(with_fields(spec, "task", num_examples=2, num_tasks=1), "training", batch_size=1)
     loop, batches = OurLoop(small, steps), sample_batches(small, range(steps), sample_task_pool(small))
     host = min(seconds(lambda: loop.run(batches)) for _ in range(3)) / steps
     state = backend.to_device(init_state(spec))
@@ -107,7 +103,7 @@ def overheads(spec: Spec, steps: int, step_ms: float) -> dict[str, Any]:
             seconds(lambda: run.save_state(step, backend.to_cpu(state) | {"step": torch.tensor(step)}, metadata))  # noqa: B023
             for step in range(20)
         )
-    small_evaluation = attrs.evolve(spec, task=attrs.evolve(spec.task, num_tasks=None))
+    small_evaluation = with_fields(spec, "task", num_tasks=None)
     evaluate = build_eval(small_evaluation, backend, None)
     evaluate(state)
     evaluation = median(seconds(lambda: evaluate(state)) for _ in range(3))
@@ -161,14 +157,13 @@ def main() -> None:
     torch.set_num_threads(1)
     operations = where_the_time_goes(spec, options.steps)
     print_table(operations)
+    embed: int = parameter_shapes(spec)["token_embedding.weight"][0]
     rows = (2 * spec.task.num_examples - 1) * spec.training.batch_size
     floor = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        floor[str(threads)] = matmul_gflops(rows, spec.model.embed_dim)
-    print(
-        f"matmul ({rows}, {spec.model.embed_dim}) x ({spec.model.embed_dim}, {spec.model.embed_dim}), GFLOP/s: {floor}"
-    )
+        floor[str(threads)] = matmul_gflops(rows, embed)
+    print(f"matmul ({rows}, {embed}) x ({embed}, {embed}), GFLOP/s: {floor}")
     report(
         f"train_step-{Path(options.spec).stem}",
         {

@@ -1,6 +1,7 @@
 """The training loop a user would write with nn.Module, torch.optim.Adam and OneCycleLR: what ours is compared with."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,8 @@ class Transformer(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        model, dim, embed = spec.model, spec.task.task_dim, spec.model.embed_dim
+        model: Any = spec.model
+        dim, embed = spec.task.task_dim, model.embed_dim
         gpt2 = model.architecture == "raventos"
         self.token_embedding = nn.Linear(dim + 1, embed, bias=False)
         self.position_embedding = nn.Embedding(2 * spec.task.num_examples, embed)
@@ -92,8 +94,9 @@ class UserLoop:
         if training.schedule.name not in ("one_cycle", "triangle"):
             raise ValueError(f"user loop: got schedule {training.schedule.name!r}; expected one_cycle or triangle.")
         self.model = Transformer(spec).to(device)
+        optimizer: Any = training.optimizer
         self.optimizer = torch.optim.Adam(
-            self.model.parameters(), training.schedule.learning_rate, training.optimizer.betas, training.optimizer.eps
+            self.model.parameters(), training.schedule.learning_rate, optimizer.betas, optimizer.eps
         )
         divisor = training.total_steps / 2 - 1
         self.schedule: torch.optim.lr_scheduler.LRScheduler

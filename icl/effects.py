@@ -47,7 +47,7 @@ class Effects:
                 row[TRAINING_LOSS] = float(self._losses[-1][-1])
         if step in self._evaluate:
             with self._phase("evaluate"):
-                self._rows[step] = setup.measure(state)
+                self._rows[step] = setup.measure(state, step)
             row |= self._rows[step]
         if step in self._checkpoint:
             with self._phase("save"):
@@ -61,11 +61,10 @@ class Effects:
             with self._phase("save"):
                 kept = setup.backend.to_cpu(state)
                 _require_finite(kept["params"], step)
+                num_bytes = sum(leaf.nbytes for leaf in kept.values())
                 segment = (self._saved, step, torch.cat(self._losses), self._rows, setup.metadata)
                 setup.writer.submit(partial(setup.run.save_segment, *segment), segment[2].nbytes)
-                setup.writer.submit(
-                    partial(setup.run.save_state, step, kept, setup.metadata), 3 * kept["params"].nbytes
-                )
+                setup.writer.submit(partial(setup.run.save_state, step, kept, setup.metadata), num_bytes)
             self._saved, self._losses, self._rows = step, [], {}
         setup.progress(step, row)
 

@@ -87,7 +87,7 @@ def compute_late(late: Late, setup: Setup) -> bool:
             on_device, metrics = setup.advance(on_device, next(batches), length)
             found.losses.append(backend.to_cpu(metrics)[TRAINING_LOSS][:length])
             step += length
-        row: dict[str, float] = setup.measure(on_device) if step in late.evaluations else {}
+        row: dict[str, float] = setup.measure(on_device, step) if step in late.evaluations else {}
         if row:
             found.rows[step] = row
         if step in late.checkpoints or step in known:

@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from icl.core.model import attention_patterns, parameter_shapes, predict_through
-from icl.core.parts import Part, computation
+from icl.core.architecture import Architecture, Part
+from icl.core.model import attention_patterns, computation, parameter_shapes
 from icl.core.sequences import require_place, require_sequences
-from icl.core.spec import ModelSpec, Spec
+from icl.core.spec import Spec
 
 
 class PartModule(nn.Module):
-    """One part of the transformer, such as `blocks.0.attention`: what `icl.core.parts` computes, with hooks."""
+    """One part of the transformer, such as `blocks.0.attention`: what its architecture computes, with hooks."""
 
-    def __init__(self, model: ModelSpec, name: str) -> None:
+    def __init__(self, model: Architecture, name: str) -> None:
         super().__init__()
         self._model, self._name = model, name
         self._leaves = list[str]()
@@ -25,10 +25,10 @@ class PartModule(nn.Module):
         self._leaves.append(leaf)
 
     def forward(self, *inputs: Any) -> Any:
-        """What the part makes of its inputs; see the function of its name in `icl.core.parts`."""
+        """What the part makes of its inputs; see the architecture's `parts`."""
         # As attributes, since what prunes, parametrizes or ties them leaves no parameter of that name.
         own = {f"{self._name}.{leaf}": getattr(self, leaf) for leaf in self._leaves}
-        return computation(self._name)(Part(self._model, own, self._name, self._inner), *inputs)
+        return computation(self._model, self._name)(Part(self._model, own, self._name, self._inner), *inputs)
 
     def _inner(self, name: str, *inputs: Any) -> Any:
         return self.get_submodule(name.removeprefix(f"{self._name}."))(*inputs)
@@ -73,7 +73,7 @@ class Predictor(nn.Module):
         Raises: ValueError for other shapes, or a dtype or device that is not the parameters'.
         """
         self._require("model", xs, ys)
-        return predict_through(lambda name, *inputs: self.get_submodule(name)(*inputs), self._model, xs, ys)
+        return self._model.predict(lambda name, *inputs: self.get_submodule(name)(*inputs), xs, ys)
 
     def attention_patterns(self, xs: Tensor, ys: Tensor) -> list[Tensor]:
         """How much every token attends to every other: for each layer (B, H, 2K, 2K), queries before keys.

@@ -85,8 +85,7 @@ class Run:
                 "metrics: got no pandas; expected it beside icl. In the clone: pip install -e '.[notebook]'."
             ) from None
 
-        num_tasks = self.spec.task.num_tasks
-        rows = {step: with_limits(num_tasks, row) for step, row in self._directory.metrics().items()}
+        rows = {step: with_limits(self.spec.task, row) for step, row in self._directory.metrics().items()}
         columns = sorted({name for row in rows.values() for name in row}, key=natural_order)
         table: pd.DataFrame = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("step")
         return table

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from icl.core.backend import Advance, Backend, Tree, description_changes
 from icl.core.spec import Spec
-from icl.core.step import init_state
+from icl.core.step import Evaluate, init_state
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.rundir import RunDir
 from icl.io.tensors import Metadata
@@ -36,7 +36,7 @@ class Setup:
     run: RunDir
     pool: Tensor | None
     advance: Advance
-    measure: Callable[[Tree], dict[str, float]]
+    measure: Evaluate
     metadata: Metadata
     writer: Writer
     should_stop: Callable[[], bool]

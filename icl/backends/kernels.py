@@ -4,8 +4,10 @@ import hashlib
 
 import torch
 
+from icl.core.architectures.raventos import Raventos
 from icl.core.backend import Backend, Tree
-from icl.core.spec import ModelSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import ScheduleSpec, Spec, TrainingSpec
 from icl.core.step import init_state, train_step
 from icl.core.tasks import sample_batch
 
@@ -13,12 +15,12 @@ from icl.core.tasks import sample_batch
 # choose the kernels and divide the work among threads as they do in training.
 _SPECS = (
     Spec(
-        task=TaskSpec(task_dim=4, num_examples=8),
+        task=LinearTask(task_dim=4, num_examples=8),
         training=TrainingSpec(total_steps=16, batch_size=256),
     ),
     Spec(
-        task=TaskSpec(task_dim=8, num_examples=16),
-        model=ModelSpec(architecture="raventos", num_layers=1, num_heads=2, embed_dim=128),
+        task=LinearTask(task_dim=8, num_examples=16),
+        model=Raventos(num_layers=1, num_heads=2, embed_dim=128),
         training=TrainingSpec(
             total_steps=16, batch_size=64, schedule=ScheduleSpec(name="warmup_cosine", warmup_fraction=0.25)
         ),

@@ -1,27 +1,32 @@
 """The training step, its fold over batches, and evaluation: what a backend is asked to compile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import attrs
 import torch
 from torch import Tensor
 
 from icl.core.backend import Advance, Backend, Step, Tree
-from icl.core.baselines import dmmse_predictions, ridge_predictions
-from icl.core.metrics import TRAINING_LOSS, name_metrics, reference_names, squared_error, squared_gaps, with_limits
+from icl.core.measurements import TARGETS, Compare, Measurement, grouped, standard_measurements
+from icl.core.metrics import TRAINING_LOSS, name_metrics, squared_error, with_limits
 from icl.core.model import flatten_params, init_params, predict, unflatten_params
-from icl.core.optim import adam_update, learning_rate
 from icl.core.plan import evaluation_slices
+from icl.core.schedules import learning_rate
 from icl.core.spec import Spec
 from icl.core.tasks import EVALUATION_SETS, sample_evaluation_batch
 
-STATE_LEAVES = ("params", "mu", "nu", "step")
+
+def state_leaves(spec: Spec) -> tuple[str, ...]:
+    """The leaves of a state in the order of a program's inputs: params, the optimiser's own, step."""
+    return ("params", *spec.training.optimizer.leaves, "step")
 
 
 def init_state(spec: Spec) -> Tree:
-    """The state at step 0 on the CPU: params, mu and nu (P,) float32 and step () int64, the number of updates done."""
+    """The state at step 0 on the CPU: params (P,), the optimiser's own leaves, and step () int64, the updates done."""
     params = flatten_params(spec, init_params(spec))
-    zeros = torch.zeros_like(params)
-    return {"params": params, "mu": zeros, "nu": zeros.clone(), "step": torch.zeros((), dtype=torch.int64)}
+    own = spec.training.optimizer.init(params)
+    return {"params": params, **own, "step": torch.zeros((), dtype=torch.int64)}
 
 
 def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
@@ -43,8 +48,8 @@ def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
         losses = (loss_of if params.ndim == 1 else torch.vmap(loss_of))(params, batch["xs"], batch["ys"])
         (grads,) = torch.autograd.grad(losses.sum(), params)
     lr = learning_rate(training.schedule, training.total_steps, state["step"])
-    new, mu, nu = adam_update(training.optimizer, state["params"], grads, state["mu"], state["nu"], state["step"], lr)
-    return {"params": new, "mu": mu, "nu": nu, "step": state["step"] + 1}, {TRAINING_LOSS: losses.detach()}
+    new, own = training.optimizer.update(state["params"], grads, state, state["step"], lr)
+    return {"params": new, **own, "step": state["step"] + 1}, {TRAINING_LOSS: losses.detach()}
 
 
 def fold_steps(step: Step, state: Tree, batches: Tree, length: int) -> tuple[Tree, Tree]:
@@ -66,17 +71,20 @@ def build_train(spec: Spec, backend: Backend) -> Advance:
     return backend.compile_steps(lambda state, batch: train_step(spec, state, batch), num_steps=spec.run.max_chunk)
 
 
-def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
+def evaluation_tree(
+    spec: Spec, evaluation_set: str, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
+) -> Tree:
     """One evaluation set with what its predictions are compared with, cut into slices of equal size.
 
-    Returns: xs (S, R, K, D), ys (S, R, K, 1), references (S, metrics, R, K) in the order of `reference_names`, and
-        weights (S, R), 0 for the sequences that fill the last slice; float32 on the CPU.
+    Args:
+        measurements: None for the standard ones.
+
+    Returns: xs (S, R, K, D), ys (S, R, K, 1), references (S, measurements, R, K) in their order, and weights (S, R),
+        0 for the sequences that fill the last slice; float32 on the CPU.
     """
+    measured = standard_measurements(spec.task) if measurements is None else measurements
     batch = sample_evaluation_batch(spec, evaluation_set, pool)
-    noise = spec.task.noise_variance
-    references = [batch["ys"], ridge_predictions(batch["xs"], batch["ys"], noise)]
-    if pool is not None:
-        references.append(dmmse_predictions(batch["xs"], batch["ys"], pool, noise))
+    known = {TARGETS: batch["ys"], **spec.task.predictions(batch["xs"], batch["ys"], pool)}
     size = spec.evaluation.batch_size
     slices, rows = evaluation_slices(size)
 
@@ -84,7 +92,7 @@ def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tre
         padding = leaf.new_zeros(slices * rows - size, *leaf.shape[1:])
         return torch.cat([leaf, padding]).view(slices, rows, *leaf.shape[1:])
 
-    stacked = torch.stack([reference[..., 0].to(torch.float32) for reference in references], dim=1)
+    stacked = torch.stack([known[each.needs][..., 0].to(torch.float32) for each in measured], dim=1)
     return {
         "xs": cut(batch["xs"]),
         "ys": cut(batch["ys"]),
@@ -93,35 +101,81 @@ def evaluation_tree(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tre
     }
 
 
-def eval_step(spec: Spec, params: Tree, batch: Tree) -> Tree:
-    """The sums over one slice of an evaluation set, {"sums": (metrics, K)}, from `params` {"params": (P,)}."""
+def eval_step(spec: Spec, compare: Compare, params: Tree, batch: Tree) -> Tree:
+    """The sums over one slice of an evaluation set, {"sums": (measurements, K)}, from `params` {"params": (P,)}."""
     ys_pred = predict(spec.model, unflatten_params(spec, params["params"]), batch["xs"], batch["ys"])
-    return {"sums": squared_gaps(ys_pred, batch["references"], batch["weights"])}
+    return {"sums": compare(ys_pred, batch["references"], batch["weights"])}
 
 
-def build_eval(spec: Spec, backend: Backend, pool: Tensor | None) -> Callable[[Tree], dict[str, float]]:
-    """`evaluate(state) -> {metric name: value}`, the evaluation sets and baselines being computed and uploaded once.
+class Evaluate(Protocol):
+    """`evaluate(state, step) -> {metric name: value}`."""
 
-    One evaluation is one fetch from the device, whatever the number of sets, positions and metrics.
+    def __call__(self, state: Tree, step: int | None = None) -> dict[str, float]:
+        """What is due after `step` updates; everything without one."""
+        ...
+
+
+def build_eval(
+    spec: Spec, backend: Backend, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
+) -> Evaluate:
+    """`evaluate` on the backend, the evaluation sets and baselines being computed and uploaded once.
+
+    One evaluation is one fetch from the device, whatever the number of sets, positions and metrics, and one program for
+    all measurements that are compared alike and due together.
+
+    Args:
+        measurements: None for the standard ones.
     """
-    names = reference_names(spec.task.num_tasks)
-    trees = {name: backend.to_device(evaluation_tree(spec, name, pool)) for name in EVALUATION_SETS}
-    slices = [
-        (name, {key: leaf[index].clone() for key, leaf in tree.items()})
-        for name, tree in trees.items()
-        for index in range(tree["xs"].shape[0])
-    ]
-    measure = backend.compile(lambda params, batch: eval_step(spec, params, batch))
+    measured = standard_measurements(spec.task) if measurements is None else measurements
+    trees = {name: evaluation_tree(spec, name, pool, measured) for name in EVALUATION_SETS}
+    programs = [_Program.build(spec, backend, trees, measured, together) for together in grouped(measured)]
 
-    def evaluate(state: Tree) -> dict[str, float]:
+    def evaluate(state: Tree, step: int | None = None) -> dict[str, float]:
         params = {"params": state["params"]}
-        sums = {str(index): measure(params, batch)["sums"] for index, (_, batch) in enumerate(slices)}
-        fetched = backend.to_cpu(sums)
+        due = [program for program in programs if step is None or program.measurements[0].is_due(step)]
+        sums = {
+            f"{place}/{index}": program.run(params, batch)["sums"]
+            for place, program in enumerate(due)
+            for index, (_, batch) in enumerate(program.slices)
+        }
+        fetched = backend.to_cpu(sums) if sums else {}
         values: dict[str, float] = {}
         for name in EVALUATION_SETS:
-            parts = [fetched[str(index)] for index, (owner, _) in enumerate(slices) if owner == name]
-            means = torch.stack(parts).to(torch.float64).sum(0) / spec.evaluation.batch_size
-            values |= name_metrics(name, names, means)
-        return with_limits(spec.task.num_tasks, values)
+            for place, program in enumerate(due):
+                own = [index for index, (owner, _) in enumerate(program.slices) if owner == name]
+                parts = [fetched[f"{place}/{index}"] for index in own]
+                means = torch.stack(parts).to(torch.float64).sum(0) / spec.evaluation.batch_size
+                for measurement, row in zip(program.measurements, means, strict=True):
+                    values |= name_metrics(name, measurement.name, row)
+        return with_limits(spec.task, values)
 
     return evaluate
+
+
+@attrs.frozen
+class _Program:
+    """Measurements that are computed at once, and the slices of each evaluation set on the device."""
+
+    measurements: Sequence[Measurement]
+    run: Callable[..., Tree]
+    slices: Sequence[tuple[str, Tree]]
+
+    @classmethod
+    def build(
+        cls,
+        spec: Spec,
+        backend: Backend,
+        trees: Mapping[str, Tree],
+        measured: Sequence[Measurement],
+        together: Sequence[Measurement],
+    ) -> "_Program":
+        rows = [measured.index(each) for each in together]
+        slices = []
+        for name, tree in trees.items():
+            there = backend.to_device({**tree, "references": tree["references"][:, rows]})
+            slices += [
+                (name, {key: leaf[index].clone() for key, leaf in there.items()})
+                for index in range(there["xs"].shape[0])
+            ]
+        compare = together[0].compare
+        return cls(together, backend.compile(lambda params, batch: eval_step(spec, compare, params, batch)), slices)

@@ -1,4 +1,4 @@
-"""Task pools and batches of in-context linear regression: pure functions of (spec, step)."""
+"""Task pools and batches of any task family: pure functions of (spec, step)."""
 
 import math
 from collections.abc import Iterable
@@ -8,28 +8,27 @@ import torch
 from torch import Generator, Tensor
 
 from icl.core.backend import Tree
+from icl.core.family import TaskFamily
 from icl.core.seeds import derive_generator, derive_key
-from icl.core.spec import Spec, TaskSpec
+from icl.core.spec import Spec
 
 EVALUATION_SETS = ("pretrain", "true")
 _POOL_BLOCK = 1024  # tasks drawn from one key; changing it changes every pool
 
 
 def sample_task_pool(spec: Spec) -> Tensor | None:
-    """The M pretraining task vectors, or None when tasks are drawn afresh from N(0, I) (`num_tasks` null).
+    """The M pretraining task vectors, or None when tasks are drawn afresh from the prior (`num_tasks` null).
 
     Task i depends on (`seeds.tasks`, i) only, so the pool for M is a prefix of the pool for any larger M.
 
-    Returns: (M, D) float32 on the CPU.
+    Returns: (M, task_size) float32 on the CPU.
     Source: Carroll et al. 2025 (nested pools); Raventos et al. 2023 draw a new pool for each M.
     """
     num_tasks = spec.task.num_tasks
     if num_tasks is None:
         return None
     blocks = [
-        derive_generator(spec.seeds.tasks, "tasks", block).standard_normal(
-            (_POOL_BLOCK, spec.task.task_dim), np.float32
-        )
+        spec.task.draw_tasks(derive_generator(spec.seeds.tasks, "tasks", block), _POOL_BLOCK)
         for block in range(math.ceil(num_tasks / _POOL_BLOCK))
     ]
     return torch.from_numpy(np.concatenate(blocks)[:num_tasks].copy())
@@ -49,7 +48,7 @@ def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
 
 
 def sample_training_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
-    """`sample_batch` and the task of each of its sequences, ws (B, D)."""
+    """`sample_batch` and the task of each of its sequences, ws (B, task_size)."""
     rng = derive_generator(spec.seeds.sampling, "train", step)
     return _sample(rng, spec.task, spec.training.batch_size, pool)
 
@@ -67,9 +66,9 @@ def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_ro
 
 
 def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
-    """The fixed evaluation batch of one set: "pretrain" (tasks as in training) or "true" (tasks from N(0, I)).
+    """The fixed evaluation batch of one set: "pretrain" (tasks as in training) or "true" (tasks from the prior).
 
-    Returns: xs (B, K, D), ys (B, K, 1) and ws (B, D) with B = `evaluation.batch_size`, float32 on the CPU.
+    Returns: xs (B, K, D), ys (B, K, 1) and ws (B, task_size) with B = `evaluation.batch_size`, float32 on the CPU.
     Raises: ValueError for an unknown set.
     """
     if evaluation_set not in EVALUATION_SETS:
@@ -85,18 +84,9 @@ def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None
     The same bits only on the same backend and version. Shapes as `sample_batch`.
 
     Args:
-        pool: (M, D) on the device; not looked at when `num_tasks` is null.
+        pool: (M, task_size) on the device; not looked at when `num_tasks` is null.
     """
-    device = pool.device
-    batch, (examples, dim) = spec.training.batch_size, (spec.task.num_examples, spec.task.task_dim)
-    xs = torch.randn(batch, examples, dim, generator=generator, device=device, dtype=torch.float32)
-    noise = torch.randn(batch, examples, generator=generator, device=device, dtype=torch.float32)
-    if spec.task.num_tasks is None:
-        ws = torch.randn(batch, dim, generator=generator, device=device, dtype=torch.float32)
-    else:
-        ws = pool[torch.randint(pool.shape[0], (batch,), generator=generator, device=device)]
-    ys = (xs * ws[:, None]).sum(-1) + noise * math.sqrt(spec.task.noise_variance)
-    return {"xs": xs, "ys": ys[..., None]}
+    return spec.task.draw_on_device(spec.training.batch_size, pool, generator)
 
 
 def training_seed(spec: Spec, step: int) -> int:
@@ -104,14 +94,8 @@ def training_seed(spec: Spec, step: int) -> int:
     return derive_key(spec.seeds.sampling, "train", step)[0] >> 1
 
 
-def _sample(rng: np.random.Generator, task: TaskSpec, batch: int, pool: Tensor | None) -> Tree:
-    xs = rng.standard_normal((batch, task.num_examples, task.task_dim), np.float32)
-    noise = rng.standard_normal((batch, task.num_examples), np.float32)
-    if pool is None:
-        ws = rng.standard_normal((batch, task.task_dim), np.float32)
-    else:
-        ws = pool.numpy()[rng.integers(pool.shape[0], size=batch)]
-    ys = noise * np.float32(math.sqrt(task.noise_variance))
-    for d in range(task.task_dim):  # not `@`: a fixed order of additions gives the same bits under any BLAS
-        ys += xs[:, :, d] * ws[:, None, d]
+def _sample(rng: np.random.Generator, task: TaskFamily, batch: int, pool: Tensor | None) -> Tree:
+    xs, noise = task.draw_inputs(rng, batch)
+    ws = task.draw_tasks(rng, batch) if pool is None else pool.numpy()[rng.integers(pool.shape[0], size=batch)]
+    ys = task.targets(xs, noise, ws)
     return {"xs": torch.from_numpy(xs), "ys": torch.from_numpy(ys[..., None]), "ws": torch.from_numpy(ws)}

@@ -13,7 +13,8 @@ import orjson
 from cattrs.gen import make_dict_structure_fn, override
 
 from icl.core.errors import SpecError
-from icl.core.spec import Rule, Spec, plain
+from icl.core.rules import Rule, choice, plain
+from icl.core.spec import Spec
 
 _Decoded = TypeVar("_Decoded")
 
@@ -117,8 +118,11 @@ def _schema_of(cls: type) -> dict[str, Any]:
         if _is_leaf(field):
             properties[field.name] = dict(field.validator.schema)
         else:
-            inner = _schema_of(_nested(field))
-            properties[field.name] = {"anyOf": [inner, {"type": "null"}]} if _may_be_null(field) else inner
+            inner = [_schema_of(cls) for cls in _nested(field)]
+            for section in inner[1:]:
+                section["required"] = [field.metadata["by"], *section["required"]]  # the first is the default
+            inner += [{"type": "null"}] * _may_be_null(field)
+            properties[field.name] = inner[0] if len(inner) == 1 else {"anyOf": inner}
     required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
     schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
     return schema | ({"description": cls.__doc__.splitlines()[0]} if cls.__doc__ else {})
@@ -128,10 +132,12 @@ def _is_leaf(field: "attrs.Attribute[Any]") -> bool:
     return isinstance(field.validator, Rule)
 
 
-def _nested(field: "attrs.Attribute[Any]") -> type:
-    """The class of a field that is an object, or null where its metadata names the class."""
+def _nested(field: "attrs.Attribute[Any]") -> list[type]:
+    """The classes of a field that is an object: those of its table, that which may be null, or its type."""
+    if "one_of" in field.metadata:
+        return list(field.metadata["one_of"].values())
     nested: Any = field.metadata.get("of", field.type)
-    return nested  # type: ignore[no-any-return]
+    return [nested]
 
 
 def _may_be_null(field: "attrs.Attribute[Any]") -> bool:
@@ -147,10 +153,13 @@ def _register(converter: cattrs.Converter, cls: type) -> None:
     for field in attrs.fields(cls):
         if _is_leaf(field):
             overrides[field.name] = override(struct_hook=_leaf_hook(field))
-        else:
-            _register(converter, _nested(field))
+            continue
+        for nested in _nested(field):
+            _register(converter, nested)
         if _may_be_null(field):
-            overrides[field.name] = override(struct_hook=_null_hook(converter, _nested(field)))
+            overrides[field.name] = override(struct_hook=_null_hook(converter, *_nested(field)))
+        if "one_of" in field.metadata:
+            overrides[field.name] = override(struct_hook=_table_hook(converter, **field.metadata))
     function: Any = make_dict_structure_fn(
         cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **overrides
     )
@@ -165,6 +174,19 @@ def _register(converter: cattrs.Converter, cls: type) -> None:
 
 def _null_hook(converter: cattrs.Converter, cls: type) -> Any:
     return lambda value, _: None if value is None else converter.structure(value, cls)
+
+
+def _table_hook(converter: cattrs.Converter, one_of: Mapping[str, type], by: str) -> Any:
+    """For a section that names, in its field `by`, which class of a table it is; the first one by default."""
+    rule = choice(*one_of)
+
+    def structure(value: object, _: object) -> Any:
+        name = plain(value.get(by, next(iter(one_of)))) if isinstance(value, Mapping) else next(iter(one_of))
+        if not rule.accepts(name):
+            raise SpecError(f"{by}: got {shown(name)}; expected {rule.expected}. Correct the value.")
+        return converter.structure(value, one_of[name])
+
+    return structure
 
 
 def _leaf_hook(field: "attrs.Attribute[Any]") -> Any:

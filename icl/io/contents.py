@@ -5,7 +5,8 @@ import math
 import torch
 
 from icl.core.backend import Tree
-from icl.core.metrics import TRAINING_LOSS, reference_names
+from icl.core.measurements import standard_measurements
+from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.core.tasks import EVALUATION_SETS
@@ -28,12 +29,12 @@ def size_limit(spec: Spec | None, kind: str, num_updates: int = 0) -> int:
     if spec is None:
         return memory // 4
     if kind == "segment":
-        metrics = len(EVALUATION_SETS) * len(reference_names(spec.task.num_tasks)) * (spec.task.num_examples + 1)
+        metrics = len(EVALUATION_SETS) * len(standard_measurements(spec.task)) * (spec.task.num_examples + 1)
         # Twice what this version measures, since a later one may measure more.
         num_bytes = 4 * num_updates + 8 * (num_updates + 1) * (1 + 2 * metrics) + 2 * metrics * _ENTRY
         return min(memory, num_bytes + _SLACK)
     shapes = parameter_shapes(spec).values()
-    copies = 3 if kind == "state" else 1
+    copies = 1 + len(spec.training.optimizer.leaves) if kind == "state" else 1
     return min(memory, sum(4 * copies * math.prod(shape) + _ENTRY for shape in shapes) + _SLACK)
 
 
@@ -62,7 +63,9 @@ def _layout(spec: Spec | None, said: StepFile | SegmentFile, found: Layout) -> L
         num_names = len(said.names)
         # Without rows the values have one axis or two.
         values = (0,) if num_rows == 0 and found.get("values", (None, ()))[1] == (0,) else (num_rows, num_names)
+        rarer = {"measured": (torch.bool, values)} if "measured" in found else {}
         return {
+            **rarer,
             TRAINING_LOSS: (torch.float32, (said.stop - said.start,)),
             "steps": (torch.int64, (num_rows,)),
             "values": (torch.float64, values),
@@ -73,7 +76,8 @@ def _layout(spec: Spec | None, said: StepFile | SegmentFile, found: Layout) -> L
     if said.kind == "checkpoint":
         return {name: (torch.float32, shape) for name, shape in shapes.items()}
     size = sum(map(math.prod, shapes.values()))
-    return {"step": (torch.int64, ()), **dict.fromkeys(("params", "mu", "nu"), (torch.float32, (size,)))}
+    vectors = ("params", *spec.training.optimizer.leaves)
+    return {"step": (torch.int64, ()), **dict.fromkeys(vectors, (torch.float32, (size,)))}
 
 
 def _wrong_steps(spec: Spec | None, said: StepFile | SegmentFile, tensors: Tree) -> list[str]:

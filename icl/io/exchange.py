@@ -12,9 +12,10 @@ from icl.core.backend import Tree, identical
 from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
-from icl.io.codec import decode_spec, encode_spec
+from icl.io.codec import decode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
-from icl.io.formats import FORMATS, Format, decode_params, encode_params
+from icl.io.formats import Format, decode_params, encode_params, format_of
+from icl.io.names import hashed_bytes
 from icl.io.rundir import KINDS, RunDir, open_run
 from icl.io.store import LARGEST_DOCUMENT, Store
 from icl.io.verify import verify_run
@@ -59,9 +60,9 @@ def export_checkpoints(run: RunDir, spec: Spec, target: Store, steps: Iterable[i
 
     Returns: how many.
     """
-    kind = FORMATS[spec.model.architecture]
+    kind = format_of(spec)
     chosen = list(steps) or run.checkpoint_steps()
-    target.create(f"{run.name}/spec.json", encode_spec(spec, what_only=True))
+    target.create(f"{run.name}/spec.json", hashed_bytes(spec))
 
     def write(step: int) -> None:
         params, path = run.load_checkpoint(step), f"{run.name}/step-{step:012d}{kind.suffix}"
@@ -89,7 +90,7 @@ def import_checkpoints(source: Store, target: Store) -> tuple[RunDir, int]:
         raise StoreError(
             f"{source.url}: got no spec.json; expected the spec that the checkpoints belong to. Write it beside them."
         ) from None
-    kind = FORMATS[spec.model.architecture]
+    kind = format_of(spec)
     files = {
         int(match[1]): match[0]
         for match in map(_STEP_FILE.fullmatch, source.list())

@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import Tree
+from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.io.errors import CheckpointError
@@ -22,14 +25,14 @@ _SLACK = 2**20  # bytes of names and headers beside the tensors
 
 @attrs.frozen
 class Format:
-    """A foreign format: `entries(spec)` gives (our name, its name, ours -> its, its -> ours) of every parameter.
+    """A foreign format: `entries(model)` gives (our name, its name, ours -> its, its -> ours) of every parameter.
 
     Files and trees hold parameters in the order of `parameter_shapes`, whatever the order of `entries`, then buffers.
     """
 
     name: str
     suffix: str
-    entries: Callable[[Spec], list["Entry"]]
+    entries: Callable[[Any], list["Entry"]]
     buffers: Callable[[Spec], Tree]
     write: Callable[[Tree], bytes]
     read: Callable[[bytes], Mapping[str, Any]]
@@ -92,7 +95,7 @@ def decode_params(kind: Format, spec: Spec, data: bytes, where: str) -> Tree:
 
 
 def _in_order(kind: Format, spec: Spec) -> list[Entry]:
-    entries = {entry.ours: entry for entry in kind.entries(spec)}
+    entries = {entry.ours: entry for entry in kind.entries(spec.model)}
     return [entries[name] for name in parameter_shapes(spec)]
 
 
@@ -116,8 +119,8 @@ def _transposed(value: Tensor) -> Tensor:
     return value.T
 
 
-def _timaeus_entries(spec: Spec) -> list[Entry]:
-    model, root = spec.model, "token_sequence_transformer."
+def _timaeus_entries(model: Timaeus) -> list[Entry]:
+    root = "token_sequence_transformer."
     heads, embed = model.num_heads, model.embed_dim
 
     def by_head(value: Tensor) -> Tensor:
@@ -156,14 +159,14 @@ def _timaeus_buffers(spec: Spec) -> Tree:
     }
 
 
-def _raventos_entries(spec: Spec) -> list[Entry]:
+def _raventos_entries(model: Raventos) -> list[Entry]:
     entries = [
         Entry("token_embedding.weight", "_in/kernel", _transposed, _transposed),
         Entry("position_embedding.weight", "_h/wpe/embedding", _same, _same),
         Entry("unembedding.weight", "_out/kernel", _transposed, _transposed),
     ]
     norms = [("final_layer_norm", "_h/ln_f")]
-    for layer in range(spec.model.num_layers):
+    for layer in range(model.num_layers):
         block, theirs = f"blocks.{layer}", f"_h/hs_{layer}"
         norms += [(f"{block}.attention_layer_norm", f"{theirs}/ln_1"), (f"{block}.mlp_layer_norm", f"{theirs}/ln_2")]
         for ours, name in (
@@ -218,3 +221,14 @@ FORMATS = {
     "raventos": Format("raventos", ".npz", _raventos_entries, lambda spec: {}, _write_arrays, _read_arrays),
 }
 """By the architecture that each of them can hold."""
+
+
+def format_of(spec: Spec) -> Format:
+    """The foreign format of a spec's architecture. Raises SpecError for one that has none."""
+    name = spec.model.architecture
+    if name not in FORMATS:
+        raise SpecError(
+            f"format: got architecture {name}, which no earlier trainer has; expected {' or '.join(FORMATS)}. "
+            "Export the whole run: --format icl."
+        )
+    return FORMATS[name]

@@ -12,7 +12,7 @@ from icl.core.errors import SpecError
 from icl.core.spec import Spec
 from icl.io.codec import encode_spec, load_spec
 
-OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {}}
+OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {"task.family": "linear"}}
 """By schema: path -> default of fields added after the schema was published.
 
 Such a field is left out of the hashed bytes while it holds that default, so that names given before it existed stay.
@@ -33,14 +33,17 @@ def run_name(spec: Spec | Mapping[str, Any]) -> str:
 
 
 def hashed_bytes(spec: Spec, omitted: dict[str, Any] | None = None) -> bytes:
-    """The canonical what-half that names the run, without the fields of `OMITTED_AT_DEFAULT` at their default."""
+    """The canonical what-half without the fields of `OMITTED_AT_DEFAULT` at their default.
+
+    It names the run, and its spec.json holds it.
+    """
     data = orjson.loads(encode_spec(spec, what_only=True))
     for path, default in (OMITTED_AT_DEFAULT[spec.schema] if omitted is None else omitted).items():
         *parents, leaf = path.split(".")
         owner = data
         for parent in parents:
             owner = owner[parent]
-        if owner[leaf] == default:
+        if owner.get(leaf) == default:
             del owner[leaf]
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
 

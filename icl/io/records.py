@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import attrs
 import orjson
 
-from icl.core.spec import MAX_INT, Rule, integer, optional
+from icl.core.rules import MAX_INT, Rule, integer, optional
 from icl.io.codec import shown
 from icl.io.errors import CheckpointError
 

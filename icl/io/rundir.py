@@ -17,13 +17,13 @@ import torch
 from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import parameter_shapes
-from icl.core.spec import MAX_INT, Spec
-from icl.core.step import STATE_LEAVES
-from icl.io.codec import encode_spec
+from icl.core.rules import MAX_INT
+from icl.core.spec import Spec
+from icl.core.step import state_leaves
 from icl.io.contents import require_contents, size_limit
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
-from icl.io.names import run_name
+from icl.io.names import hashed_bytes, run_name
 from icl.io.reading import read_decoded
 from icl.io.records import SegmentFile, StepFile, structure
 from icl.io.store import Store
@@ -117,7 +117,8 @@ class RunDir:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
                 # As at step 0: the inputs of a program are in the order of its leaves.
-                return step, {leaf: state[leaf] for leaf in STATE_LEAVES}, metadata
+                leaves = sorted(state) if self.spec is None else state_leaves(self.spec)
+                return step, {leaf: state[leaf] for leaf in leaves}, metadata
         return None
 
     def save_segment(self, start: int, stop: int, losses: torch.Tensor, rows: Rows, metadata: Metadata) -> None:
@@ -127,14 +128,15 @@ class RunDir:
         """
         if len(losses) != stop - start:
             raise AssertionError(f"{len(losses)} losses for updates {start + 1}..{stop}")
-        names = sorted({name for row in rows.values() for name in row})
+        names, steps = sorted({name for row in rows.values() for name in row}), sorted(rows)
         tensors = {
             TRAINING_LOSS: losses,
-            "steps": torch.tensor(sorted(rows), dtype=torch.int64),
-            "values": torch.tensor(
-                [[rows[step][name] for name in names] for step in sorted(rows)], dtype=torch.float64
-            ),
+            "steps": torch.tensor(steps, dtype=torch.int64),
+            "values": torch.tensor([[rows[at].get(name, 0.0) for name in names] for at in steps], dtype=torch.float64),
         }
+        measured = torch.tensor([[name in rows[step] for name in names] for step in steps], dtype=torch.bool)
+        if not measured.all():  # some are rarer than others
+            tensors["measured"] = measured
         described = metadata | {
             "kind": "segment",
             "run": self.name,
@@ -237,7 +239,7 @@ def open_run(store: Store, spec: Spec) -> RunDir:
     Raises: CheckpointError when the directory of that name holds another experiment.
     """
     name = run_name(spec)
-    if not store.create(f"{name}/spec.json", encode_spec(spec, what_only=True)):
+    if not store.create(f"{name}/spec.json", hashed_bytes(spec)):
         stored_spec(store, name)
     for folder in ("", "/attempts", "/checkpoints", "/state", "/metrics", "/owner"):
         store.discard_leftovers(f"{name}{folder}")
@@ -254,6 +256,7 @@ def _segment_values(start: int, tensors: Tree, metadata: Metadata) -> Iterator[t
     for index, loss in enumerate(tensors[TRAINING_LOSS].tolist()):
         yield start + index + 1, TRAINING_LOSS, loss
     names = orjson.loads(metadata["names"])
-    for step, values in zip(tensors["steps"].tolist(), tensors["values"].tolist(), strict=True):
-        for name, value in zip(names, values, strict=True):
-            yield step, name, value
+    values = tensors["values"]
+    measured = tensors.get("measured", torch.ones_like(values, dtype=torch.bool))
+    for step, row, has in zip(tensors["steps"].tolist(), values.tolist(), measured.tolist(), strict=True):
+        yield from ((step, name, value) for name, value, there in zip(names, row, has, strict=True) if there)

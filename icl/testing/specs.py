@@ -5,24 +5,17 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from icl.core.spec import (
-    EvaluationSpec,
-    ModelSpec,
-    RunSpec,
-    ScheduleSpec,
-    SeedsSpec,
-    Spec,
-    StepsSpec,
-    TaskSpec,
-    TrainingSpec,
-)
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, RunSpec, ScheduleSpec, SeedsSpec, Spec, StepsSpec, TrainingSpec
 
 
 def tiny_spec(**changes: Any) -> Spec:
-    """A spec that trains in a moment; `changes` replace whole sections (`model=ModelSpec(...)`)."""
+    """A spec that trains in a moment; `changes` replace whole sections (`model=Timaeus(...)`)."""
     sections: dict[str, Any] = {
-        "task": TaskSpec(task_dim=3, num_examples=4),
-        "model": ModelSpec(num_layers=2, num_heads=2, embed_dim=8),
+        "task": LinearTask(task_dim=3, num_examples=4),
+        "model": Timaeus(num_layers=2, num_heads=2, embed_dim=8),
         "training": TrainingSpec(total_steps=20, batch_size=8),
         "evaluation": EvaluationSpec(batch_size=16),
         "run": RunSpec(
@@ -45,23 +38,22 @@ def with_training(spec: Spec, **changes: Any) -> Spec:
 def specs(draw: st.DrawFn) -> Spec:
     """Small specs over the whole space of tasks, architectures and schedules."""
     heads = draw(st.integers(1, 3))
-    architecture: Any = draw(st.sampled_from(("timaeus", "raventos")))
-    plain = architecture == "timaeus"
+    sizes = {
+        "num_layers": st.integers(1, 2),
+        "num_heads": st.just(heads),
+        "embed_dim": st.integers(1, 4).map(lambda size: heads * size),
+        "mlp_dim": st.integers(1, 9),
+    }
     return tiny_spec(
-        task=TaskSpec(
+        task=LinearTask(
             task_dim=draw(st.integers(1, 5)),
             num_examples=draw(st.integers(1, 6)),
             num_tasks=draw(st.none() | st.integers(1, 9)),
             noise_variance=draw(st.sampled_from((0.0, 1e-12, 0.125, 2.0))),
         ),
-        model=ModelSpec(
-            architecture=architecture,
-            num_layers=draw(st.integers(1, 2)),
-            num_heads=heads,
-            embed_dim=heads * draw(st.integers(1, 4)),
-            mlp_dim=draw(st.integers(1, 9)),
-            layer_norm=draw(st.booleans()) if plain else True,
-            attention_output=draw(st.booleans()) if plain else True,
+        model=draw(
+            st.builds(Timaeus, **sizes, layer_norm=st.booleans(), attention_output=st.booleans())
+            | st.builds(Raventos, **sizes)
         ),
         training=TrainingSpec(
             total_steps=draw(st.integers(1, 12)),

@@ -111,7 +111,7 @@ def test_a_command_line_loads_torch_only_to_train(name: str) -> None:
 
 
 def test_core_has_no_clock_files_environment_or_print() -> None:
-    for module in (ROOT / "core").glob("*.py"):
+    for module in (ROOT / "core").rglob("*.py"):
         assert not {name.split(".")[0] for name, _ in imports(module)} & IMPURE, module
         calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
         names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}

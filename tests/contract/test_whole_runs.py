@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from icl.core.spec import StepsSpec, TaskSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import StepsSpec
 from icl.io.codec import with_run
 from icl.io.manifest import Manifest
 from icl.io.store import open_store
@@ -25,7 +26,7 @@ ON_TOY = {**SPEC, "run": {**SPEC["run"], "backend": ToyBackend.name}}
 @pytest.mark.parametrize("num_tasks", [None, 5])
 def test_a_strict_backend_trains_to_the_same_bits(num_tasks: int | None, tmp_path: Path) -> None:
     """No effect of a run reads consumed state, and nothing compiled reads a value or draws from a global generator."""
-    spec = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=num_tasks))
+    spec = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=num_tasks))
     plain, strict = str(tmp_path / "plain"), str(tmp_path / "strict")
     execute(with_run(spec, store=plain))
     backend, chunks, spec = StrictBackend(), iter([False, False, True]), with_run(spec, store=strict)

@@ -20,7 +20,9 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, Spec, StepsSpec, TaskSpec, TrainingSpec
+from icl.core.architectures.timaeus import Timaeus
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TrainingSpec
 from icl.io import gcs, local
 from icl.io.codec import with_run
 from icl.io.errors import StoreError
@@ -32,8 +34,8 @@ from tests.emulator import BUCKET, Proxy, Request, behind_proxy, emulator
 from tests.faults.runs import Saved, differences, read_saved
 
 SPEC = Spec(
-    task=TaskSpec(task_dim=2, num_examples=2, num_tasks=3),
-    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    task=LinearTask(task_dim=2, num_examples=2, num_tasks=3),
+    model=Timaeus(num_layers=1, num_heads=1, embed_dim=4),
     training=TrainingSpec(total_steps=6, batch_size=4),
     evaluation=EvaluationSpec(batch_size=4),
     run=RunSpec(

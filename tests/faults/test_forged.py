@@ -15,8 +15,10 @@ from hypothesis import settings
 
 from icl import store as store_command
 from icl.attempt import attempt, guarded
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import Tree, identical
-from icl.core.spec import ModelSpec, RunSpec, StepsSpec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import RunSpec, StepsSpec, TrainingSpec
 from icl.io.codec import encode_spec, spec_to_data, with_run
 from icl.io.documents import decode_document, encode_document
 from icl.io.errors import CheckpointError
@@ -160,8 +162,8 @@ def test_another_versions_run_half_leaves_the_run_readable(
 
 
 GIANTS: dict[str, Any] = {
-    "task": TaskSpec(task_dim=2**31 - 1, num_examples=2**31 - 1, num_tasks=2**31 - 1),
-    "model": ModelSpec(num_layers=4096, num_heads=1, embed_dim=2**31 - 1),
+    "task": LinearTask(task_dim=2**31 - 1, num_examples=2**31 - 1, num_tasks=2**31 - 1),
+    "model": Timaeus(num_layers=4096, num_heads=1, embed_dim=2**31 - 1),
     "training": TrainingSpec(total_steps=2**24),
 }
 

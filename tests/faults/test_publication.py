@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from icl.core.backend import identical
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import Spec, TrainingSpec
 from icl.io import store as store_module
 from icl.io.errors import StoreConflictError, StoreError
 from icl.io.rundir import open_run
@@ -25,7 +26,7 @@ from icl.io.store import open_store
 from icl.io.tensors import publish
 from tests.trees import METADATA, params, state
 
-SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
+SPEC = Spec(task=LinearTask(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
 
 
 def python(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -123,12 +124,13 @@ def test_a_killed_writer_leaves_no_torn_object(tmp_path: Path) -> None:
 SAVER = """
 import os, random, signal, sys, time
 import torch
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.spec import Spec, TrainingSpec
+from icl.core.families.linear import LinearTask
 from icl.io.rundir import open_run
 from icl.io.store import open_store
 from tests.trees import METADATA, state
 torch.set_num_threads(1)
-spec = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=2**24))
+spec = Spec(task=LinearTask(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=2**24))
 chance = random.Random(0)
 for _ in range(20):
     run = open_run(open_store(sys.argv[1]), spec)

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from icl.attempt import attempt
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.model import init_params
-from icl.core.spec import ModelSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.spec import Spec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
 from icl.io.rundir import RunDir, open_run
@@ -20,8 +22,8 @@ from tests.faults import storage
 from tests.trees import METADATA, params, state
 
 SPEC = Spec(
-    task=TaskSpec(task_dim=2, num_examples=2),
-    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    task=LinearTask(task_dim=2, num_examples=2),
+    model=Timaeus(num_layers=1, num_heads=1, embed_dim=4),
     training=TrainingSpec(total_steps=9),
 )
 CALLS = ("create", "read", "list", "delete")

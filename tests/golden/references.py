@@ -11,7 +11,11 @@ import attrs
 import torch
 from safetensors import safe_open
 
-from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
+from icl.core.families.linear import LinearTask
+from icl.core.optimizers.adam import Adam
+from icl.core.spec import ScheduleSpec, SeedsSpec, Spec, TrainingSpec
 from icl.io.formats import FORMATS, decode_params
 
 DATA = Path(__file__).parent.parent / "data"
@@ -41,14 +45,13 @@ def load_reference(name: str) -> Reference:
 
 def _timaeus_spec(config: dict[str, Any]) -> Spec:
     return Spec(
-        task=TaskSpec(
+        task=LinearTask(
             task_dim=config["task_size"],
             num_examples=config["max_examples"],
             num_tasks=config["num_tasks"],
             noise_variance=config["noise_variance"],
         ),
-        model=ModelSpec(
-            architecture="timaeus",
+        model=Timaeus(
             num_layers=config["num_layers"],
             num_heads=config["num_heads"],
             embed_dim=config["embed_size"],
@@ -59,7 +62,7 @@ def _timaeus_spec(config: dict[str, Any]) -> Spec:
         training=TrainingSpec(
             total_steps=config["total_steps"],
             batch_size=config["batch_size"],
-            optimizer=OptimizerSpec(),
+            optimizer=Adam(),
             schedule=ScheduleSpec(name="one_cycle", learning_rate=config["max_lr"], warmup_fraction=0.5),
         ),
         seeds=SeedsSpec(),
@@ -68,14 +71,13 @@ def _timaeus_spec(config: dict[str, Any]) -> Spec:
 
 def _raventos_spec(config: dict[str, Any]) -> Spec:
     return Spec(
-        task=TaskSpec(
+        task=LinearTask(
             task_dim=config["n_dims"],
             num_examples=config["n_points"],
             num_tasks=config["n_tasks"],
             noise_variance=config["noise_scale"] ** 2,
         ),
-        model=ModelSpec(
-            architecture="raventos",
+        model=Raventos(
             num_layers=config["n_layer"],
             num_heads=config["n_head"],
             embed_dim=config["n_embd"],

@@ -6,7 +6,7 @@ import torch
 from icl.core.baselines import dmmse_predictions, ridge_predictions
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import flatten_params, parameter_shapes, predict, unflatten_params
-from icl.core.optim import learning_rate
+from icl.core.schedules import learning_rate
 from icl.core.step import train_step
 from tests.golden.references import NAMES, Reference, load_reference
 

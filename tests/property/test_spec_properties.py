@@ -11,14 +11,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from icl.core.errors import SpecError
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import Spec, TrainingSpec
 from icl.io.codec import decode_spec, encode_spec, spec_from_data, spec_to_data
 from icl.io.names import run_name
 from icl.testing import specs
 
 KEYS = [
     *attrs.fields_dict(Spec),
-    *attrs.fields_dict(TaskSpec),
+    *attrs.fields_dict(LinearTask),
     *attrs.fields_dict(TrainingSpec),
     "checkpoint_at",
     "store",

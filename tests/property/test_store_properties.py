@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icl.core.families.linear import LinearTask
 from icl.core.metrics import TRAINING_LOSS
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.spec import Spec, TrainingSpec
 from icl.io.errors import CheckpointError, MissingObjectError
 from icl.io.rundir import open_run
 from icl.io.store import open_store
@@ -17,7 +18,7 @@ from icl.io.tensors import pack, unpack
 from tests.trees import METADATA
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
-SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=64))
+SPEC = Spec(task=LinearTask(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=64))
 
 
 @st.composite

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icl.core import baselines
 from icl.core.baselines import dmmse_predictions, ridge_predictions
-from icl.core.spec import TaskSpec
+from icl.core.families.linear import LinearTask
 from icl.core.tasks import sample_task_pool
 from icl.testing import tiny_spec
 
@@ -109,7 +109,7 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_million_tasks() -> None:
     """M = 2^20, the largest of Raventos et al. 2023, streamed."""
-    pool = sample_task_pool(tiny_spec(task=TaskSpec(task_dim=2, num_examples=3, num_tasks=2**20)))
+    pool = sample_task_pool(tiny_spec(task=LinearTask(task_dim=2, num_examples=3, num_tasks=2**20)))
     assert pool is not None
     xs, ys = data(batch=2, examples=3, dim=2)
     torch.testing.assert_close(

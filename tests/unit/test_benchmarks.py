@@ -10,22 +10,26 @@ import torch
 
 from benchmarks.train_step import OurLoop
 from benchmarks.user_loop import UserLoop
-from icl.core.spec import ModelSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
+from icl.core.families.linear import LinearTask
+from icl.core.spec import ScheduleSpec, Spec, TrainingSpec
 from icl.core.tasks import sample_batches
 from icl.io.codec import encode_spec, with_run
 from icl.machine import allowed_cores
 from icl.testing import tiny_spec, with_training
 from tests.contract.test_backends import XLA_WHEELS
 
+MODELS = {"timaeus": Timaeus, "raventos": Raventos}
 ROOT = Path(__file__).parents[2]
-BARE = ModelSpec(num_layers=1, num_heads=1, embed_dim=4)  # compiles in half the time of two layers
+BARE = Timaeus(num_layers=1, num_heads=1, embed_dim=4)  # compiles in half the time of two layers
 
 
 @pytest.mark.parametrize(("architecture", "schedule"), [("timaeus", "one_cycle"), ("raventos", "triangle")])
 def test_the_users_loop_trains_the_same_model(architecture: str, schedule: str) -> None:
     spec = Spec(
-        task=TaskSpec(task_dim=3, num_examples=5),
-        model=ModelSpec(architecture=architecture, num_heads=2, embed_dim=16),  # type: ignore[arg-type]
+        task=LinearTask(task_dim=3, num_examples=5),
+        model=MODELS[architecture](num_heads=2, embed_dim=16),
         training=TrainingSpec(total_steps=40, batch_size=16, schedule=ScheduleSpec(name=schedule)),  # type: ignore[arg-type]
     )
     batches = sample_batches(spec, range(20), None)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.errors import SpecError
-from icl.core.spec import TaskSpec
+from icl.core.families.linear import LinearTask
 from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_json_schema, spec_to_data, with_run
 from icl.io.names import run_name
 
@@ -60,6 +62,9 @@ def test_only_three_fields_have_no_default() -> None:
         ("task.noise_variance", "0.1", "expected a finite number >= 0"),
         ("model.num_heads", 3, "expected a divisor of embed_dim=64"),
         ("model.architecture", "gpt", 'expected one of "timaeus", "raventos"'),
+        ("task.family", "quadratic", 'expected one of "linear"'),
+        ("task.family", ["linear"], 'got ["linear"]; expected one of "linear"'),
+        ("training.optimizer.name", None, 'got null; expected one of "adam"'),
         ("model.layer_norm", 1, "expected true or false"),
         ("training.optimizer.betas", [0.9], "expected a list of 2 times"),
         ("training.optimizer.betas", [0.9, 1], "< 1"),
@@ -89,6 +94,14 @@ def test_raventos_always_has_layer_norm_and_output() -> None:
         "model.layer_norm",
         "model.attention_output",
     ]
+
+
+def test_a_section_is_the_class_that_its_table_names() -> None:
+    spec = spec_from_data(changed("model", {"architecture": "raventos"}))
+    assert spec.model == Raventos()
+    assert spec_from_data(MINIMAL).model == Timaeus()
+    assert spec_from_data(spec_to_data(spec)) == spec
+    assert spec_to_data(spec)["task"]["family"] == "linear"
 
 
 def test_all_faults_are_reported_at_once_with_the_nearest_key() -> None:
@@ -151,8 +164,8 @@ def test_numpys_numbers_are_numbers() -> None:
                 owner = owner.setdefault(parent, {})
             owner[leaf] = given
     assert encode_spec(spec_from_data(data)) == encode_spec(spec_from_data(plain_data))
-    made = TaskSpec(task_dim=np.int64(4), num_examples=8, noise_variance=np.float64(0.1))
-    assert made == TaskSpec(task_dim=4, num_examples=8, noise_variance=0.1)
+    made = LinearTask(task_dim=np.int64(4), num_examples=8, noise_variance=np.float64(0.1))
+    assert made == LinearTask(task_dim=4, num_examples=8, noise_variance=0.1)
     assert [type(value) for value in (made.task_dim, made.noise_variance)] == [int, float]
     assert attrs.evolve(made, num_tasks=np.float64("inf")).num_tasks is None
 
@@ -225,7 +238,14 @@ def test_the_json_schema_accepts_what_the_code_accepts() -> None:
     for path in SPECS.glob("*.json"):
         jsonschema.validate(json.loads(path.read_text()), schema)
     jsonschema.validate(spec_to_data(spec_from_data(MINIMAL)), schema)
-    for key, value in (("task.task_dim", 0), ("model.width", 3), ("seeds.init", -1), ("run.max_chunk", 0)):
+    jsonschema.validate(changed("model", {"architecture": "raventos", "num_layers": 3}), schema)
+    for key, value in (
+        ("task.task_dim", 0),
+        ("model.architecture", "gpt"),
+        ("model.width", 3),
+        ("seeds.init", -1),
+        ("run.max_chunk", 0),
+    ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(changed(key, value), schema)
 

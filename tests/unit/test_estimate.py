@@ -9,10 +9,13 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.errors import SpecError
 from icl.core.estimate import Estimate, check_fits, count_parameters, estimate, format_bytes
+from icl.core.families.linear import LinearTask
 from icl.core.model import flatten_params, init_params, parameter_shapes, predict, unflatten_params
-from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.spec import EvaluationSpec, RunSpec, Spec, TrainingSpec
 from icl.core.step import evaluation_tree, init_state
 from icl.core.tasks import EVALUATION_SETS, sample_batches, sample_task_pool
 from icl.testing import specs, tiny_spec
@@ -62,14 +65,14 @@ def test_every_part_is_what_is_allocated(spec: Spec) -> None:
 @pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_activations_are_no_more_than_autograd_keeps(num_layers: int, layer_norm: bool, attention_output: bool) -> None:
-    model = ModelSpec(num_layers=num_layers, layer_norm=layer_norm, attention_output=attention_output)
-    check_activations(tiny_spec(task=TaskSpec(task_dim=4, num_examples=12), model=model))
+    model = Timaeus(num_layers=num_layers, layer_norm=layer_norm, attention_output=attention_output)
+    check_activations(tiny_spec(task=LinearTask(task_dim=4, num_examples=12), model=model))
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_activations_of_raventos_are_no_more_than_autograd_keeps(num_layers: int) -> None:
-    model = ModelSpec(architecture="raventos", num_layers=num_layers)
-    check_activations(tiny_spec(task=TaskSpec(task_dim=4, num_examples=12), model=model))
+    model = Raventos(num_layers=num_layers)
+    check_activations(tiny_spec(task=LinearTask(task_dim=4, num_examples=12), model=model))
 
 
 def check_activations(spec: Spec) -> None:
@@ -80,20 +83,20 @@ def check_activations(spec: Spec) -> None:
 
 
 BOMBS: dict[str, dict[str, Any]] = {
-    "model.num_layers (now 4096)": {"model": ModelSpec(num_layers=4096, embed_dim=2**13)},
-    "model.embed_dim (now 2147483644) with model.mlp_dim": {"model": ModelSpec(embed_dim=HUGE - 3)},
-    "model.mlp_dim (now 2147483647)": {"model": ModelSpec(mlp_dim=HUGE)},
+    "model.num_layers (now 4096)": {"model": Timaeus(num_layers=4096, embed_dim=2**13)},
+    "model.embed_dim (now 2147483644) with model.mlp_dim": {"model": Timaeus(embed_dim=HUGE - 3)},
+    "model.mlp_dim (now 2147483647)": {"model": Timaeus(mlp_dim=HUGE)},
     "training.batch_size (now 2147483647)": {"training": TrainingSpec(total_steps=1, batch_size=HUGE)},
     "evaluation.batch_size (now 2147483647)": {"evaluation": EvaluationSpec(batch_size=HUGE)},
-    "task.num_tasks (now 2147483647)": {"task": TaskSpec(task_dim=100, num_examples=4, num_tasks=HUGE)},
-    "task.num_examples (now 2147483647)": {"task": TaskSpec(task_dim=3, num_examples=HUGE)},
-    "task.task_dim (now 2147483647)": {"task": TaskSpec(task_dim=HUGE, num_examples=4)},
+    "task.num_tasks (now 2147483647)": {"task": LinearTask(task_dim=100, num_examples=4, num_tasks=HUGE)},
+    "task.num_examples (now 2147483647)": {"task": LinearTask(task_dim=3, num_examples=HUGE)},
+    "task.task_dim (now 2147483647)": {"task": LinearTask(task_dim=HUGE, num_examples=4)},
     "run.max_chunk (now 4096)": {
         "training": TrainingSpec(total_steps=1, batch_size=2**17),
         "run": RunSpec(max_chunk=4096),
     },
     "several of run.max_chunk, task.num_examples": {
-        "model": ModelSpec(num_layers=4096, embed_dim=2**14),
+        "model": Timaeus(num_layers=4096, embed_dim=2**14),
         "evaluation": EvaluationSpec(batch_size=HUGE),
     },
 }
@@ -111,7 +114,7 @@ def test_a_limit_is_kept_to_the_byte_and_none_allows_everything() -> None:
     check_fits(spec, estimate(spec).memory())
     with pytest.raises(SpecError, match="memory"):
         check_fits(spec, estimate(spec).memory() - 1)
-    check_fits(tiny_spec(model=ModelSpec(embed_dim=HUGE - 3)), None)
+    check_fits(tiny_spec(model=Timaeus(embed_dim=HUGE - 3)), None)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "xla"])

@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from icl import store as store_command
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.model import init_params, parameter_shapes
-from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, Spec, StepsSpec, TaskSpec, TrainingSpec
+from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TrainingSpec
 from icl.io.errors import CheckpointError
 from icl.io.formats import FORMATS, decode_params, encode_params
 from icl.results import Run, load_run, train
 from tests.golden.references import NAMES, load_reference
 
-TASK = TaskSpec(task_dim=3, num_examples=4)
-TIMAEUS = ModelSpec(num_layers=2, num_heads=2, embed_dim=8)
-RAVENTOS = ModelSpec(architecture="raventos", num_layers=2, num_heads=2, embed_dim=8)
+TASK = LinearTask(task_dim=3, num_examples=4)
+TIMAEUS = Timaeus(num_layers=2, num_heads=2, embed_dim=8)
+RAVENTOS = Raventos(num_layers=2, num_heads=2, embed_dim=8)
 MODELS = [
     TIMAEUS,
     attrs.evolve(TIMAEUS, layer_norm=False),
@@ -32,7 +35,7 @@ MODELS = [
 ]
 
 
-def spec_of(model: ModelSpec) -> Spec:
+def spec_of(model: Timaeus) -> Spec:
     return Spec(
         task=TASK,
         model=model,
@@ -53,7 +56,7 @@ def test_a_golden_state_comes_back_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_parameters_come_back_bit_for_bit(model: ModelSpec) -> None:
+def test_parameters_come_back_bit_for_bit(model: Timaeus) -> None:
     spec, kind = spec_of(model), FORMATS[model.architecture]
     params = {name: torch.randn(shape) for name, shape in parameter_shapes(spec).items()}
     params["unembedding.weight"][0, 0] = float("nan")
@@ -61,10 +64,10 @@ def test_parameters_come_back_bit_for_bit(model: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_files_and_trees_are_in_one_order(model: ModelSpec) -> None:
+def test_files_and_trees_are_in_one_order(model: Timaeus) -> None:
     """That of `parameter_shapes`, whatever the order of what is handed over; masks come last."""
     spec, kind = spec_of(model), FORMATS[model.architecture]
-    params, theirs = init_params(spec), {entry.ours: entry.theirs for entry in kind.entries(spec)}
+    params, theirs = init_params(spec), {entry.ours: entry.theirs for entry in kind.entries(spec.model)}
     expected = [theirs[name] for name in parameter_shapes(spec)] + list(kind.buffers(spec))
     data = encode_params(kind, spec, dict(reversed(params.items())))
     assert list(kind.read(data)) == expected
@@ -101,7 +104,7 @@ def deflated(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("model", [TIMAEUS, RAVENTOS], ids=lambda model: model.architecture)
-def test_what_is_not_exactly_this_architecture_is_refused(model: ModelSpec, tmp_path: Path) -> None:
+def test_what_is_not_exactly_this_architecture_is_refused(model: Timaeus, tmp_path: Path) -> None:
     spec, kind = spec_of(model), FORMATS[model.architecture]
     good = encode_params(kind, spec, init_params(spec))
     state = {name: torch.as_tensor(value) for name, value in kind.read(good).items()}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from icl.backends.cpu import CPUBackend
 from icl.core.backend import identical
-from icl.core.spec import Spec, StepsSpec, TaskSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import Spec, StepsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
 from icl.io.names import run_name
@@ -23,7 +24,7 @@ from icl.results import Run, load_run, train
 from icl.testing import tiny_spec
 from tests.unit.test_loop import stop_after
 
-SPEC = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
+SPEC = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5))
 DENSE = StepsSpec(linear=21)
 MORE = StepsSpec(linear=3, also=(1, 7, 13))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from icl.core.errors import SpecError
-from icl.core.spec import EvaluationSpec, SeedsSpec, Spec, TaskSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, SeedsSpec, Spec
 from icl.io.errors import StoreError
 from icl.io.lookup import find_run
 from icl.io.manifest import list_runs
@@ -19,7 +20,7 @@ TASKS = (4, 16, 100, None)
 
 
 def spec_of(num_tasks: int | None, seed: int = 0) -> Spec:
-    task = TaskSpec(task_dim=3, num_examples=4, num_tasks=num_tasks)
+    task = LinearTask(task_dim=3, num_examples=4, num_tasks=num_tasks)
     return tiny_spec(task=task, seeds=SeedsSpec(init=seed), evaluation=EvaluationSpec(batch_size=4))
 
 

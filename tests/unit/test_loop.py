@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from icl.backends.cpu import CPUBackend
+from icl.core.architectures.raventos import Raventos
 from icl.core.backend import identical
 from icl.core.errors import NonFiniteLossError
-from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
+from icl.core.families.linear import LinearTask
+from icl.core.optimizers.adam import Adam
+from icl.core.spec import ScheduleSpec, Spec, StepsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
 from icl.loop import Outcome, execute
 from icl.results import Run, list_runs, load_run, train
 from icl.testing import tiny_spec, with_training
 
-SPEC = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
+SPEC = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5))
 
 
 def saved(run: Run) -> dict[int, dict[str, torch.Tensor]]:
@@ -145,12 +148,12 @@ def test_the_shortest_runs(store_url: str, total: int) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        tiny_spec(task=TaskSpec(task_dim=1, num_examples=1, num_tasks=1)),
-        tiny_spec(task=TaskSpec(task_dim=3, num_examples=2, noise_variance=0.0)),
-        tiny_spec(task=TaskSpec(task_dim=2, num_examples=5, num_tasks=4, noise_variance=1e-12)),
-        tiny_spec(model=ModelSpec(architecture="raventos", num_heads=2, embed_dim=8)),
+        tiny_spec(task=LinearTask(task_dim=1, num_examples=1, num_tasks=1)),
+        tiny_spec(task=LinearTask(task_dim=3, num_examples=2, noise_variance=0.0)),
+        tiny_spec(task=LinearTask(task_dim=2, num_examples=5, num_tasks=4, noise_variance=1e-12)),
+        tiny_spec(model=Raventos(num_heads=2, embed_dim=8)),
         with_training(SPEC, sampling="device"),
-        with_training(SPEC, optimizer=OptimizerSpec(weight_decay=0.1, max_grad_norm=1.0)),
+        with_training(SPEC, optimizer=Adam(weight_decay=0.1, max_grad_norm=1.0)),
     ],
     ids=["smallest", "noiseless", "nearly-noiseless", "raventos", "device-sampling", "adamw-clipped"],
 )

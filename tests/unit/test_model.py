@@ -5,15 +5,18 @@ import math
 import pytest
 import torch
 
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.model import flatten_params, init_params, parameter_shapes, predict, unflatten_params
-from icl.core.spec import ModelSpec, SeedsSpec, Spec, TaskSpec
+from icl.core.spec import SeedsSpec, Spec
 from icl.testing import tiny_spec
 
 MODELS = {
-    "timaeus": ModelSpec(num_heads=2, embed_dim=8),
-    "timaeus-bare": ModelSpec(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
-    "raventos": ModelSpec(architecture="raventos", num_heads=2, embed_dim=8),
+    "timaeus": Timaeus(num_heads=2, embed_dim=8),
+    "timaeus-bare": Timaeus(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
+    "raventos": Raventos(num_heads=2, embed_dim=8),
 }
 
 
@@ -31,15 +34,15 @@ def sequences(spec: Spec, batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("task", "model", "count"),
     [
-        ((4, 8), ModelSpec(), 51_717),
-        ((4, 16), ModelSpec(), 52_741),
-        ((8, 16), ModelSpec(embed_dim=512, attention_output=False), 2_654_217),
-        ((8, 16), ModelSpec(num_layers=8, num_heads=2, embed_dim=128, attention_output=False), 668_169),
-        ((8, 16), ModelSpec(num_layers=8, num_heads=2, embed_dim=128), 799_241),
+        ((4, 8), Timaeus(), 51_717),
+        ((4, 16), Timaeus(), 52_741),
+        ((8, 16), Timaeus(embed_dim=512, attention_output=False), 2_654_217),
+        ((8, 16), Timaeus(num_layers=8, num_heads=2, embed_dim=128, attention_output=False), 668_169),
+        ((8, 16), Timaeus(num_layers=8, num_heads=2, embed_dim=128), 799_241),
     ],
 )
-def test_parameter_counts_of_the_papers(task: tuple[int, int], model: ModelSpec, count: int) -> None:
-    spec = tiny_spec(task=TaskSpec(task_dim=task[0], num_examples=task[1]), model=model)
+def test_parameter_counts_of_the_papers(task: tuple[int, int], model: Timaeus, count: int) -> None:
+    spec = tiny_spec(task=LinearTask(task_dim=task[0], num_examples=task[1]), model=model)
     assert sum(math.prod(shape) for shape in parameter_shapes(spec).values()) == count
 
 
@@ -76,7 +79,7 @@ def test_shorter_sequences_are_prefixes(spec: Spec) -> None:
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_smallest_sizes(name: str, dim: int, examples: int) -> None:
-    spec = tiny_spec(task=TaskSpec(task_dim=dim, num_examples=examples), model=MODELS[name])
+    spec = tiny_spec(task=LinearTask(task_dim=dim, num_examples=examples), model=MODELS[name])
     xs, ys = sequences(spec, batch=1)
     ys_pred = predict(spec.model, init_params(spec), xs, ys)
     assert ys_pred.shape == (1, examples, 1)
@@ -101,7 +104,7 @@ def test_flat_vectors_round_trip(spec: Spec) -> None:
 def test_initialisation_is_a_function_of_seed_and_name() -> None:
     """Field fault 16: no shared generator, so neither order nor other parameters matter."""
     spec = tiny_spec(model=MODELS["timaeus"])
-    deeper = tiny_spec(model=ModelSpec(num_heads=2, embed_dim=8, num_layers=3))
+    deeper = tiny_spec(model=Timaeus(num_heads=2, embed_dim=8, num_layers=3))
     shallow, deep = init_params(spec), init_params(deeper)
     assert identical(shallow, {name: deep[name] for name in shallow})
     other = init_params(tiny_spec(model=MODELS["timaeus"], seeds=SeedsSpec(init=1)))
@@ -109,12 +112,12 @@ def test_initialisation_is_a_function_of_seed_and_name() -> None:
 
 
 def test_initial_scales() -> None:
-    wide = tiny_spec(model=ModelSpec(architecture="raventos", num_heads=2, embed_dim=64, num_layers=2))
+    wide = tiny_spec(model=Raventos(num_heads=2, embed_dim=64, num_layers=2))
     params = init_params(wide)
     # 4,096 or more samples: a standard deviation is known to 2 %, four standard errors below 10 %.
     assert params["blocks.0.attention.qkv.weight"].std() == pytest.approx(0.02, rel=0.1)
     assert params["blocks.1.mlp.output.weight"].std() == pytest.approx(0.02 / 2, rel=0.1)
     assert not params["blocks.0.attention.qkv.bias"].any()
-    uniform = init_params(tiny_spec(model=ModelSpec(num_heads=2, embed_dim=64)))["blocks.0.mlp.hidden.weight"]
+    uniform = init_params(tiny_spec(model=Timaeus(num_heads=2, embed_dim=64)))["blocks.0.mlp.hidden.weight"]
     assert uniform.abs().max() <= 1 / 8
     assert uniform.std() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.1)

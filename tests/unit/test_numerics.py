@@ -10,7 +10,8 @@ import torch
 
 from icl.backends.numerics import pinned_numerics
 from icl.core.backend import Tree, identical
-from icl.core.spec import Spec, TaskSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import Spec
 from icl.io.codec import with_run
 from icl.io.rundir import read_run
 from icl.io.store import open_store
@@ -20,7 +21,7 @@ from icl.results import Run, load_run, train
 from icl.testing import hostile_settings, process_settings, tiny_spec
 from tests.unit.test_loop import stop_after
 
-SPEC = with_run(tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5)), threads=1)
+SPEC = with_run(tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5)), threads=1)
 
 
 def all_of(run: Run) -> Tree:

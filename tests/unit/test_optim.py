@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
-from icl.core.optim import adam_update, clip_by_global_norm, learning_rate
-from icl.core.spec import OptimizerSpec, ScheduleSpec
+from icl.core.optimizers.adam import Adam
+from icl.core.optimizers.clipping import clip_by_global_norm
+from icl.core.schedules import learning_rate
+from icl.core.spec import ScheduleSpec
 
 SCHEDULES = ("one_cycle", "triangle", "constant", "warmup_cosine")
 
@@ -22,13 +25,13 @@ def test_adam_tracks_torch(weight_decay: float, betas: tuple[float, float]) -> N
     generator = torch.Generator().manual_seed(1)
     theirs = torch.randn(50, generator=generator, dtype=torch.float32).requires_grad_()
     optimizer = torch.optim.AdamW([theirs], lr=1e-2, betas=betas, eps=1e-8, weight_decay=weight_decay)
-    ours, mu, nu = theirs.detach().clone(), torch.zeros(50), torch.zeros(50)
-    rule = OptimizerSpec(betas=betas, weight_decay=weight_decay)
+    ours, rule = theirs.detach().clone(), Adam(betas=betas, weight_decay=weight_decay)
+    state = rule.init(ours)
     for step in range(300):
         grads = torch.randn(50, generator=generator)
         theirs.grad = grads.clone()
         optimizer.step()
-        ours, mu, nu = adam_update(rule, ours, grads, mu, nu, torch.tensor(step), torch.tensor(1e-2))
+        ours, state = rule.update(ours, grads, state, torch.tensor(step), torch.tensor(1e-2))
     # 300 updates of 1e-2, each rounded to 6e-8 relative in another order of operations.
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
 
@@ -36,10 +39,31 @@ def test_adam_tracks_torch(weight_decay: float, betas: tuple[float, float]) -> N
 def test_a_gradient_of_zero_changes_nothing() -> None:
     params = torch.tensor([1.0, -2.0])
     zero = torch.zeros(2)
-    new, mu, nu = adam_update(OptimizerSpec(), params, zero, zero, zero, torch.tensor(0), torch.tensor(0.1))
+    new, state = Adam().update(params, zero, Adam().init(params), torch.tensor(0), torch.tensor(0.1))
     assert torch.equal(new, params)
-    assert not mu.any()
-    assert not nu.any()
+    assert list(state) == ["mu", "nu"]
+    assert not any(leaf.any() for leaf in state.values())
+
+
+def test_hyperparameters_as_data_do_what_the_numbers_do() -> None:
+    """Of one value for all, and of one a member, each of which is updated as if alone."""
+    rules = [Adam(betas=(0.9, 0.99), weight_decay=0.1, max_grad_norm=0.5), Adam(betas=(0.0, 0.5), eps=1e-3)]
+    rules[1] = attrs.evolve(rules[1], weight_decay=0.2, max_grad_norm=9.0)
+    generator = torch.Generator().manual_seed(3)
+    params, grads = torch.randn(2, 7, generator=generator), torch.randn(2, 7, generator=generator)
+    state, step, lr = rules[0].init(params), torch.tensor([0, 4]), torch.tensor([0.1, 0.2])
+    data = {name: torch.tensor([rule.hyperparameters[name] for rule in rules]) for name in rules[0].hyperparameters}
+    together = rules[0].update(params, grads, state, step, lr, data)
+    for i, rule in enumerate(rules):
+        mine = {leaf: value[i] for leaf, value in state.items()}
+        alone = rule.update(params[i], grads[i], mine, step[i], lr[i])
+        single = {name: value[i] for name, value in data.items()}
+        for found in (
+            (together[0][i], {k: v[i] for k, v in together[1].items()}),
+            rule.update(params[i], grads[i], mine, step[i], lr[i], single),
+        ):
+            # A float32 of 0.99 is 1e-8 off it, which is 1e-6 of 1 - 0.99.
+            torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-7)
 
 
 def test_clipping_tracks_torch() -> None:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icl.core.plan import build_plan, plan_chunks, spaced_steps
-from icl.core.spec import MAX_INT, StepsSpec
+from icl.core.rules import MAX_INT
+from icl.core.spec import StepsSpec
 from icl.testing import tiny_spec, with_training
 
 

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.model import attention_patterns, init_params, parameter_shapes, predict
-from icl.core.spec import ModelSpec, Spec, TaskSpec
+from icl.core.spec import Spec
 from icl.predictor import Predictor
 from icl.testing import tiny_spec
 
 MODELS = {
-    "timaeus": ModelSpec(num_heads=2, embed_dim=8),
-    "timaeus-bare": ModelSpec(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
-    "raventos": ModelSpec(architecture="raventos", num_heads=2, embed_dim=8, num_layers=3),
+    "timaeus": Timaeus(num_heads=2, embed_dim=8),
+    "timaeus-bare": Timaeus(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
+    "raventos": Raventos(num_heads=2, embed_dim=8, num_layers=3),
 }
 
 
@@ -32,6 +35,11 @@ def sequences(spec: Spec, batch: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shape = (batch, spec.task.num_examples, spec.task.task_dim)
     return torch.randn(shape, generator=generator), torch.randn((*shape[:2], 1), generator=generator)
+
+
+def fields(spec: Spec) -> Any:
+    """The section of the architecture, with its own fields."""
+    return spec.model
 
 
 def random_params(spec: Spec) -> dict[str, Tensor]:
@@ -51,7 +59,7 @@ def recorded(model: nn.Module) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("examples", [1, 2, 4, 9])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_predict_bit_for_bit(name: str, examples: int) -> None:
-    spec = tiny_spec(model=MODELS[name], task=TaskSpec(task_dim=3, num_examples=examples))
+    spec = tiny_spec(model=MODELS[name], task=LinearTask(task_dim=3, num_examples=examples))
     params, (xs, ys) = random_params(spec), sequences(spec)
     model = Predictor(spec, params)
     watched = copy.deepcopy(model)
@@ -104,13 +112,13 @@ def test_hooks_see_the_documented_shapes(spec: Spec) -> None:
     model(xs, ys)
     outputs = dict(seen)
     batch, examples, _ = xs.shape
-    embed, heads = spec.model.embed_dim, spec.model.num_heads
+    embed, heads = fields(spec).embed_dim, fields(spec).num_heads
     tokens, last = 2 * examples - 1, spec.model.num_layers - 1
     assert outputs["token_embedding"].shape == (tokens, batch, embed)
     for layer in range(last + 1):
         queries = examples if layer == last else tokens
         assert outputs[f"blocks.{layer}"].shape == (queries, batch, embed)
-        assert outputs[f"blocks.{layer}.mlp.hidden"].shape == (queries, batch, spec.model.mlp_dim)
+        assert outputs[f"blocks.{layer}.mlp.hidden"].shape == (queries, batch, fields(spec).mlp_dim)
         assert outputs[f"blocks.{layer}.attention.pattern"].shape == (batch * heads, queries, tokens)
         assert [part.shape[1] for part in outputs[f"blocks.{layer}.attention.qkv"]] == [queries, tokens, tokens]
     natural = attention_patterns(spec.model, dict(model.named_parameters()), xs, ys)[last][:, :, ::2]
@@ -137,7 +145,7 @@ def test_a_part_runs_alone(spec: Spec) -> None:
     seen = recorded(model)
     predicted = model(xs, ys)
     residual = dict(seen)[f"blocks.{spec.model.num_layers - 1}"]
-    read_out = model.get_submodule("final_layer_norm")(residual) if spec.model.layer_norm else residual
+    read_out = model.get_submodule("final_layer_norm")(residual) if fields(spec).layer_norm else residual
     assert model.get_submodule("unembedding")(read_out).transpose(0, 1).equal(predicted)
 
 
@@ -158,7 +166,7 @@ def test_it_can_be_copied_converted_and_called_functionally(spec: Spec) -> None:
 
 def direct_patterns(spec: Spec, params: dict[str, Tensor], xs: Tensor, ys: Tensor) -> list[Tensor]:
     """Attention as the papers write it: one sequence, one head, one token after another, in the order x_1, y_1, ..."""
-    model, examples = spec.model, xs.shape[1]
+    model, examples = fields(spec), xs.shape[1]
     width, size = model.embed_dim, model.embed_dim // model.num_heads
 
     def linear(name: str, inputs: Tensor) -> Tensor:
@@ -199,7 +207,7 @@ def direct_patterns(spec: Spec, params: dict[str, Tensor], xs: Tensor, ys: Tenso
 @pytest.mark.parametrize("examples", [1, 4, 9])
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_is_as_the_papers_write_it(name: str, examples: int) -> None:
-    spec = tiny_spec(model=MODELS[name], task=TaskSpec(task_dim=3, num_examples=examples))
+    spec = tiny_spec(model=MODELS[name], task=LinearTask(task_dim=3, num_examples=examples))
     xs, ys = (leaf.double() for leaf in sequences(spec, batch=2))
     # A tenth of standard normal weights, so that no row of attention is a single key.
     model = Predictor(spec, {key: value / 10 for key, value in random_params(spec).items()}).double()
@@ -212,7 +220,7 @@ def test_attention_is_as_the_papers_write_it(name: str, examples: int) -> None:
         torch.set_default_dtype(default)
     assert len(patterns) == spec.model.num_layers
     for found, wanted in zip(patterns, expected, strict=True):
-        assert found.shape == (2, spec.model.num_heads, 2 * examples, 2 * examples)
+        assert found.shape == (2, fields(spec).num_heads, 2 * examples, 2 * examples)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)  # float64 throughout
 
 

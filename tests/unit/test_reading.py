@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from icl.core.spec import Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import Spec, TrainingSpec
 from icl.io.errors import CheckpointError, TransientStoreError
 from icl.io.reading import read_decoded
 from icl.io.rundir import RunDir, open_run
@@ -12,7 +13,7 @@ from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
 from tests.trees import METADATA, params, state
 
-SPEC = Spec(task=TaskSpec(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
+SPEC = Spec(task=LinearTask(task_dim=2, num_examples=2), training=TrainingSpec(total_steps=4))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from icl.core.spec import Rule
+from icl.core.rules import Rule
 from icl.io import records
 from icl.io.errors import CheckpointError
 from icl.io.records import Attempt, Complete, Owner, SegmentFile, StepFile, known, structure

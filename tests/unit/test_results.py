@@ -14,9 +14,9 @@ import torch
 
 import icl
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.metrics import squared_error
 from icl.core.model import parameter_shapes, predict
-from icl.core.spec import TaskSpec
 from icl.core.step import init_state
 from icl.io.codec import spec_to_data, with_run
 from icl.io.errors import CheckpointError, StoreError
@@ -102,7 +102,7 @@ def test_stores_may_be_paths(tmp_path: Path) -> None:
 
 def test_columns_are_in_natural_order(tmp_path: Path) -> None:
     """Position 10 after position 9."""
-    spec = with_training(tiny_spec(task=TaskSpec(task_dim=2, num_examples=11)), total_steps=2)
+    spec = with_training(tiny_spec(task=LinearTask(task_dim=2, num_examples=11)), total_steps=2)
     columns = list(icl.train(spec, store=tmp_path, progress=False).metrics().columns)
     positions = [int(name.rpartition("/")[2]) for name in columns if name.startswith("true/mse/token/")]
     assert positions == list(range(11))

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from icl import store as store_command
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import parameter_shapes
-from icl.core.spec import ModelSpec, RunSpec, SeedsSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.spec import RunSpec, SeedsSpec, Spec, TrainingSpec
 from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
 from icl.io.manifest import list_runs
@@ -23,8 +25,8 @@ from icl.testing import with_training
 from tests.trees import METADATA, params, state
 
 SPEC = Spec(
-    task=TaskSpec(task_dim=2, num_examples=2),
-    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    task=LinearTask(task_dim=2, num_examples=2),
+    model=Timaeus(num_layers=1, num_heads=1, embed_dim=4),
     training=TrainingSpec(total_steps=4),
 )
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.errors import NonFiniteLossError
-from icl.core.spec import EvaluationSpec, ModelSpec, RunSpec, ScheduleSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.spec import EvaluationSpec, RunSpec, ScheduleSpec, Spec, TrainingSpec
 from icl.io.codec import with_run
 from icl.io.names import run_name
 from icl.io.owner import owned, read_heartbeat
@@ -17,8 +19,8 @@ from icl.io.store import open_store
 from icl.loop import execute
 
 SPEC = Spec(
-    task=TaskSpec(task_dim=2, num_examples=2, num_tasks=3),
-    model=ModelSpec(num_layers=1, num_heads=1, embed_dim=4),
+    task=LinearTask(task_dim=2, num_examples=2, num_tasks=3),
+    model=Timaeus(num_layers=1, num_heads=1, embed_dim=4),
     training=TrainingSpec(total_steps=6, batch_size=4),
     evaluation=EvaluationSpec(batch_size=4),
     run=RunSpec(save_state_every=2, max_chunk=2, heartbeat_seconds=60),

@@ -5,17 +5,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from icl.backends.cpu import CPUBackend
+from icl.core.architectures.raventos import Raventos
 from icl.core.backend import Tree, identical
+from icl.core.families.linear import LinearTask
 from icl.core.metrics import TRAINING_LOSS
-from icl.core.spec import EvaluationSpec, ModelSpec, OptimizerSpec, Spec, TaskSpec
+from icl.core.optimizers.adam import Adam
+from icl.core.spec import EvaluationSpec, Spec
 from icl.core.step import build_eval, build_train, evaluation_tree, init_state, train_step
 from icl.core.tasks import sample_batch, sample_batches, sample_task_pool
 from icl.testing import StrictBackend, tiny_spec, with_training
 
 ARCHITECTURES = {
     "timaeus": tiny_spec(),
-    "raventos": tiny_spec(model=ModelSpec(architecture="raventos", num_heads=2, embed_dim=8)),
-    "clipped": with_training(tiny_spec(), optimizer=OptimizerSpec(weight_decay=0.1, max_grad_norm=0.5)),
+    "raventos": tiny_spec(model=Raventos(num_heads=2, embed_dim=8)),
+    "clipped": with_training(tiny_spec(), optimizer=Adam(weight_decay=0.1, max_grad_norm=0.5)),
 }
 
 
@@ -66,7 +69,7 @@ def test_a_step_runs_on_the_device_of_its_inputs(name: str) -> None:
 
 def test_no_host_read_inside_chunks_or_evaluations() -> None:
     """Field faults 6 to 8: nothing waits for a value until a whole chunk or evaluation is fetched."""
-    spec = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
+    spec = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5))
     backend, pool = StrictBackend(), sample_task_pool(spec)
     advance, evaluate = build_train(spec, backend), build_eval(spec, backend, pool)
     batches = sample_batches(spec, range(3), pool, spec.run.max_chunk)
@@ -87,7 +90,7 @@ class CountingBackend(CPUBackend):
 @pytest.mark.parametrize("size", [1, 16, 5000])
 def test_evaluation_is_one_fetch_and_the_plain_mean(num_tasks: int | None, size: int) -> None:
     """Earlier trainers, fault 9; sets larger than a slice are padded, and the padding does not count."""
-    task = TaskSpec(task_dim=3, num_examples=4, num_tasks=num_tasks)
+    task = LinearTask(task_dim=3, num_examples=4, num_tasks=num_tasks)
     spec = tiny_spec(task=task, evaluation=EvaluationSpec(batch_size=size))
     backend, pool = CountingBackend(), sample_task_pool(spec)
     state = init_state(spec)

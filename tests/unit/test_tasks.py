@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from icl.core.backend import identical
+from icl.core.families.linear import LinearTask
 from icl.core.seeds import derive_generator, derive_key, derive_seed
-from icl.core.spec import EvaluationSpec, SeedsSpec, Spec, TaskSpec
+from icl.core.spec import EvaluationSpec, SeedsSpec, Spec
 from icl.core.tasks import (
     EVALUATION_SETS,
     sample_batch,
@@ -26,7 +27,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def with_tasks(num_tasks: int | None, **changes: Any) -> Spec:
-    return tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=num_tasks, **changes))
+    return tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=num_tasks, **changes))
 
 
 def test_golden_bits() -> None:
@@ -71,7 +72,7 @@ def test_seeds_separate_the_uses_of_randomness() -> None:
     """Earlier trainers, fault 4: no two purposes share bits even under one root, and none shifts another."""
     spec = tiny_spec(
         seeds=SeedsSpec(init=5, tasks=5, sampling=5, evaluation=5),
-        task=TaskSpec(task_dim=3, num_examples=4, num_tasks=8),
+        task=LinearTask(task_dim=3, num_examples=4, num_tasks=8),
     )
     pool = sample_task_pool(spec)
     drawn = [sample_batch(spec, step, pool)["xs"] for step in range(3)]
@@ -111,7 +112,7 @@ def test_sampling_touches_no_global_generator() -> None:
 
 
 def test_moments_are_those_of_the_task() -> None:
-    spec = with_training(tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, noise_variance=0.5)), batch_size=20_000)
+    spec = with_training(tiny_spec(task=LinearTask(task_dim=3, num_examples=4, noise_variance=0.5)), batch_size=20_000)
     batch = sample_batch(spec, 0, None)
     # 80,000 and 240,000 samples: four standard errors are below 0.02 for means and 0.07 for the variance of y.
     assert abs(batch["xs"].mean()) < 0.02

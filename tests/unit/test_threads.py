@@ -67,7 +67,9 @@ def test_the_number_of_threads(
 _STEPS = """
 import json, os
 from icl.backends import get_backend
-from icl.core.spec import ModelSpec, Spec, TaskSpec, TrainingSpec
+from icl.core.spec import Spec, TrainingSpec
+from icl.core.families.linear import LinearTask
+from icl.core.architectures import ARCHITECTURES
 from icl.core.step import build_train, init_state
 from icl.core.tasks import sample_batches
 from icl.io.tensors import tensors_digest
@@ -76,9 +78,9 @@ asked = os.environ.get("ASKED")
 backend = get_backend("cpu", threads=int(asked) if asked else None)
 told = {name: backend.describe()[name] for name in ("threads", "kernels")}
 for architecture in ("timaeus", "raventos"):
-    model = ModelSpec(architecture=architecture, num_layers=1)
+    model = ARCHITECTURES[architecture](num_layers=1)
     training = TrainingSpec(total_steps=100, batch_size=96)
-    spec = Spec(task=TaskSpec(task_dim=5, num_examples=12), model=model, training=training)
+    spec = Spec(task=LinearTask(task_dim=5, num_examples=12), model=model, training=training)
     batches = sample_batches(spec, range(3), None, spec.run.max_chunk)
     state, _ = build_train(spec, backend)(backend.to_device(init_state(spec)), batches, 3)
     told[architecture] = tensors_digest(state)

@@ -8,16 +8,19 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from icl.backends import get_backend
+from icl.core.architectures.raventos import Raventos
+from icl.core.architectures.timaeus import Timaeus
 from icl.core.backend import Backend, Tree, identical
 from icl.core.errors import BackendUnavailableError
+from icl.core.families.linear import LinearTask
+from icl.core.optimizers.adam import Adam
 from icl.core.plan import build_plan, plan_chunks
-from icl.core.spec import ModelSpec, OptimizerSpec, ScheduleSpec, Spec, StepsSpec, TaskSpec
+from icl.core.spec import ScheduleSpec, Spec, StepsSpec
 from icl.core.step import build_eval, build_train, evaluation_tree, init_state
 from icl.core.tasks import EVALUATION_SETS, sample_batches, sample_task_pool
 from icl.io.codec import encode_spec, with_run
@@ -57,7 +60,7 @@ def special_rates() -> list[Spec]:
     """Learning rates that pass through values which torch_xla treats as constants when they are Python numbers."""
     peaks = (0.0, 1e-8, 0.9, 0.999, 0.5, 1.0)
     # Each is a program of its own, so the model is the least that compiles.
-    bare = ModelSpec(num_layers=1, num_heads=1, embed_dim=4, layer_norm=False, attention_output=False)
+    bare = Timaeus(num_layers=1, num_heads=1, embed_dim=4, layer_norm=False, attention_output=False)
     return [
         with_training(
             tiny_spec(model=bare),
@@ -78,7 +81,7 @@ def settled(backend: Backend, executions: float) -> dict[str, float]:
 
 def test_a_long_run_is_one_training_and_one_evaluation_program(backend: Backend, tmp_path: Path) -> None:
     """Field faults 2 to 7: no recompilation, no fallback, no scalar read, whatever the cadence and the rate."""
-    spec = with_training(tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5)), total_steps=2000)
+    spec = with_training(tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5)), total_steps=2000)
     logs = StepsSpec(log=60, linear=20)
     spec = with_run(spec, checkpoint_at=logs, evaluate_at=logs, backend="xla", max_chunk=16, store=str(tmp_path))
     before = backend.counters()
@@ -131,7 +134,7 @@ def digest(tree: Tree) -> str:
 
 
 def test_data_is_the_same_bytes_everywhere(backend: Backend) -> None:
-    spec = tiny_spec(task=TaskSpec(task_dim=3, num_examples=4, num_tasks=5))
+    spec = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5))
     pool = sample_task_pool(spec)
     assert pool is not None
     trees = [sample_batches(spec, range(3), pool), {"pool": pool}]
@@ -151,12 +154,14 @@ def test_loss_curves_agree_with_the_cpu(backend: Backend) -> None:
     torch.testing.assert_close(ours, cpu, rtol=2e-4, atol=0)
 
 
-@pytest.mark.parametrize("architecture", ["timaeus", "raventos"])
+MODELS = {"timaeus": Timaeus, "raventos": Raventos}
+
+
+@pytest.mark.parametrize("architecture", MODELS)
 def test_any_chunk_plan_gives_the_same_bits(architecture: str, backend: Backend) -> None:
-    spec = tiny_spec()
-    model: Any = {"architecture": architecture, "num_heads": 2, "embed_dim": 8}
-    spec = with_run(tiny_spec(model=type(spec.model)(**model)), max_chunk=8)
-    spec = with_training(spec, optimizer=OptimizerSpec(weight_decay=0.01, max_grad_norm=0.5))
+    model = MODELS[architecture](num_heads=2, embed_dim=8)
+    spec = with_run(tiny_spec(model=model), max_chunk=8)
+    spec = with_training(spec, optimizer=Adam(weight_decay=0.01, max_grad_norm=0.5))
     ends = [train(spec, backend, plan) for plan in ([8, 4], [1] * 12, [3, 3, 3, 3], [2, 8, 1, 1])]
     assert all(identical(state, ends[0][0]) and losses == ends[0][1] for state, losses in ends)
 

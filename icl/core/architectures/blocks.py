@@ -1,4 +1,4 @@
-"""The named parts of the two transformers: what each makes of its inputs. `icl.core.model` joins them.
+"""The named parts that transformers are built from: what each makes of its inputs, and how a prediction joins them.
 
 A part that holds others calls them by name through `call`, so that who gives `call` sees, and may replace, what passes.
 Activations are (tokens, batch, features), so that dropping tokens and splitting heads copies nothing.
@@ -6,46 +6,34 @@ Activations are (tokens, batch, features), so that dropping tokens and splitting
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from icl.core.spec import ModelSpec
-
-Call: TypeAlias = Callable[..., Any]
-"""`call(name, *inputs)`: what the part of that full name, such as "blocks.0.attention", makes of its inputs."""
+from icl.core.architecture import Call, Part
+from icl.core.architectures.layout import Transformer
 
 _REGISTER = 16  # float32 numbers in the widest vector register of a processor
 
 
-class Part(NamedTuple):
-    """One part of a model: `params` holds its own parameters, by full name, and `call` reaches the parts inside it.
+def predict(model: Transformer, call: Call, xs: Tensor, ys: Tensor) -> Tensor:
+    """The prediction (B, K, 1) of every y, with every part of the model called by its name.
 
-    A tuple, because one is made at every call, which is the host's time on a fast device.
+    The sequence is x_1, y_1, x_2, y_2, ...; here all x tokens come first and then all y tokens but the last, which can
+    influence nothing; in the last layer only x tokens are carried on. Both are exact: attention does not see the order
+    of its keys.
     """
-
-    model: ModelSpec
-    params: Mapping[str, Tensor]
-    name: str
-    call: Call
-
-    @property
-    def weight(self) -> Tensor:
-        return self.params[f"{self.name}.weight"]
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.params.get(f"{self.name}.bias")
-
-
-@cache
-def computation(name: str) -> Callable[..., Any]:
-    """`computation(name)(part, *inputs)`: what the part of that name makes of its inputs."""
-    kind = name.rpartition(".")[2]
-    return _COMPUTE["block" if kind.isdecimal() else kind]
+    examples = xs.shape[1]
+    mask = causal_mask(examples, examples - 1, xs)
+    carried = embed(call, xs, ys[:, :-1])
+    for layer in range(model.num_layers):
+        carried = call(f"blocks.{layer}", carried, mask[:examples] if layer == model.num_layers - 1 else mask)
+    if model.layer_norm:
+        carried = call("final_layer_norm", carried)
+    predictions: Tensor = call("unembedding", carried).transpose(0, 1)
+    return predictions
 
 
 def embed(call: Call, xs: Tensor, ys: Tensor) -> Tensor:
@@ -80,15 +68,21 @@ def _layer_norm(part: Part, inputs: Tensor) -> Tensor:
     return F.layer_norm(inputs, (part.model.embed_dim,), part.weight, part.bias, eps=1e-5)
 
 
-def _block(part: Part, inputs: Tensor, mask: Tensor) -> Tensor:
-    """(Q, B, E) from (T, B, E): the first Q tokens are carried on, those that `mask` (Q, T) has rows for."""
+def attend(part: Part, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """A block's input and that with its attention added, (Q, B, E) each from (T, B, E).
+
+    The first Q tokens are carried on, those that `mask` (Q, T) has rows for.
+    """
     normed = _normed(part, "attention_layer_norm", inputs)  # before `skip`: gradients are added in this order on XLA
     skip = inputs[: mask.shape[0]]
     carried: Tensor = skip + part.call(f"{part.name}.attention", normed, mask)
-    carried = carried + part.call(f"{part.name}.mlp", _normed(part, "mlp_layer_norm", carried))
-    if part.model.architecture == "raventos":
-        return carried
-    return skip + carried  # the published code adds a block's input once inside it and once outside
+    return skip, carried
+
+
+def add_mlp(part: Part, carried: Tensor) -> Tensor:
+    """The residual stream with the MLP of a block added."""
+    added: Tensor = carried + part.call(f"{part.name}.mlp", _normed(part, "mlp_layer_norm", carried))
+    return added
 
 
 def _normed(part: Part, name: str, inputs: Tensor) -> Tensor:
@@ -136,10 +130,16 @@ def _softmax(scores: Tensor) -> Tensor:
     return F.pad(scores, (0, _REGISTER - num_keys), value=-math.inf).softmax(-1)[..., :num_keys]
 
 
-def _mlp(part: Part, inputs: Tensor) -> Tensor:
+def relu_mlp(part: Part, inputs: Tensor) -> Tensor:
+    """An MLP with a ReLU between its two layers."""
+    output: Tensor = part.call(f"{part.name}.output", part.call(f"{part.name}.hidden", inputs).relu())
+    return output
+
+
+def gelu_mlp(part: Part, inputs: Tensor) -> Tensor:
+    """An MLP with the tanh approximation of a GELU between its two layers."""
     hidden: Tensor = part.call(f"{part.name}.hidden", inputs)
-    gpt2 = part.model.architecture == "raventos"
-    output: Tensor = part.call(f"{part.name}.output", F.gelu(hidden, approximate="tanh") if gpt2 else hidden.relu())
+    output: Tensor = part.call(f"{part.name}.output", F.gelu(hidden, approximate="tanh"))
     return output
 
 
@@ -148,19 +148,17 @@ def _unembedding(part: Part, inputs: Tensor) -> Tensor:
     return F.linear(inputs, part.weight[:1], None if part.bias is None else part.bias[:1])
 
 
-_COMPUTE: Mapping[str, Callable[..., Any]] = {
+PARTS: Mapping[str, Callable[..., Any]] = {
     "token_embedding": _linear,
     "position_embedding": _position_embedding,
-    "block": _block,
     "attention_layer_norm": _layer_norm,
     "mlp_layer_norm": _layer_norm,
     "attention": _attention,
     "qkv": _qkv,
     "pattern": _pattern,
     "output": _linear,
-    "mlp": _mlp,
     "hidden": _linear,
     "final_layer_norm": _layer_norm,
     "unembedding": _unembedding,
 }
-"""By the last word of a part's name."""
+"""By the last word of a part's name. An architecture adds "block", and "mlp" where it has one."""

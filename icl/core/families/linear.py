@@ -1,0 +1,78 @@
+"""Noisy linear regression with Gaussian tasks."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from icl.core.rules import COUNT, as_float, choice, finite_or_none, number, optional, with_plain_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Generator, Tensor
+
+    from icl.core.backend import Tree
+    from icl.core.family import Floats
+
+
+@attrs.frozen(kw_only=True, field_transformer=with_plain_values)
+class LinearTask:
+    """y = w.x + eps with x ~ N(0, I_D), eps ~ N(0, sigma^2): D `task_dim`, K `num_examples`, M `num_tasks`, sigma^2."""
+
+    family: Literal["linear"] = attrs.field(default="linear", validator=choice("linear"))
+    task_dim: int = attrs.field(validator=COUNT)
+    num_examples: int = attrs.field(validator=COUNT)
+    num_tasks: int | None = attrs.field(default=None, converter=finite_or_none, validator=optional(COUNT))
+    noise_variance: float = attrs.field(default=0.125, converter=as_float, validator=number(0))
+
+    @property
+    def task_size(self) -> int:
+        return self.task_dim
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return ("ridge",) if self.num_tasks is None else ("ridge", "dmmse")
+
+    @property
+    def equal_baselines(self) -> Mapping[str, str]:
+        """Under a Gaussian task prior dMMSE is ridge, to which it tends as M grows."""
+        return {"dmmse": "ridge"} if self.num_tasks is None else {}
+
+    @property
+    def baseline_bytes(self) -> int:
+        return 8 * self.num_examples**2 * self.task_dim  # the contexts of one sequence
+
+    def draw_inputs(self, rng: "np.random.Generator", batch_size: int) -> "tuple[Floats, Floats]":
+        xs = rng.standard_normal((batch_size, self.num_examples, self.task_dim), "float32")
+        return xs, rng.standard_normal((batch_size, self.num_examples), "float32")
+
+    def draw_tasks(self, rng: "np.random.Generator", count: int) -> "Floats":
+        return rng.standard_normal((count, self.task_dim), "float32")
+
+    def targets(self, xs: "Floats", noise: "Floats", ws: "Floats") -> "Floats":
+        ys = noise * math.sqrt(self.noise_variance)
+        for d in range(self.task_dim):  # not `@`: a fixed order of additions gives the same bits under any BLAS
+            ys += xs[:, :, d] * ws[:, None, d]
+        return ys
+
+    def draw_on_device(self, batch_size: int, pool: "Tensor", generator: "Generator | None") -> "Tree":
+        import torch
+
+        device, (examples, dim) = pool.device, (self.num_examples, self.task_dim)
+        xs = torch.randn(batch_size, examples, dim, generator=generator, device=device, dtype=torch.float32)
+        noise = torch.randn(batch_size, examples, generator=generator, device=device, dtype=torch.float32)
+        if self.num_tasks is None:
+            ws = torch.randn(batch_size, dim, generator=generator, device=device, dtype=torch.float32)
+        else:
+            ws = pool[torch.randint(pool.shape[0], (batch_size,), generator=generator, device=device)]
+        ys = (xs * ws[:, None]).sum(-1) + noise * math.sqrt(self.noise_variance)
+        return {"xs": xs, "ys": ys[..., None]}
+
+    def predictions(self, xs: "Tensor", ys: "Tensor", pool: "Tensor | None") -> "Mapping[str, Tensor]":
+        from icl.core.baselines import dmmse_predictions, ridge_predictions
+
+        found = {"ridge": ridge_predictions(xs, ys, self.noise_variance)}
+        if pool is not None:
+            found["dmmse"] = dmmse_predictions(xs, ys, pool, self.noise_variance)
+        return found
