@@ -3,8 +3,9 @@
     python -m benchmarks.busy_machine [--blocks 7] [--steps 20] [--save]
 
 Every row is a process of its own, since OpenMP reads its variables when it is loaded: `spinning` is OpenMP's default,
-`passive` has OMP_WAIT_POLICY=PASSIVE. The neighbour is a loop of one thread that does nothing, or the same training on
-all cores, spinning. Run it on a machine with nothing else to do: `nothing` is only as quiet as that.
+`limited` is what `python -m icl.run` sets, and `passive` has OMP_WAIT_POLICY=PASSIVE. The neighbour is a loop of one
+thread that does nothing, or the same training on all cores, spinning. Run it on a machine with nothing else to do:
+`nothing` is only as quiet as that.
 """
 
 import argparse
@@ -25,11 +26,15 @@ from icl.core.spec import with_fields
 from icl.core.step import build_train, init_state
 from icl.core.tasks import sample_batches
 from icl.io.codec import load_spec, with_run
-from icl.machine import allowed_cores
+from icl.machine import SPIN_COUNT, allowed_cores
 
 ROOT = Path(__file__).parent.parent
 HERE = [sys.executable, "-m", "benchmarks.busy_machine"]
-POLICIES = ("spinning", "passive")
+POLICIES: dict[str, dict[str, str]] = {
+    "spinning": {},
+    "limited": {"GOMP_SPINCOUNT": SPIN_COUNT},
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
+}
 PLAIN = "print(flush=True)\nwhile True: pass"
 
 
@@ -67,7 +72,7 @@ def policy(name: str) -> dict[str, str]:
     """The environment of a process whose threads wait in one of the ways."""
     said = ("GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
     kept = {key: value for key, value in os.environ.items() if key not in said}
-    return kept | ({"OMP_WAIT_POLICY": "PASSIVE"} if name == "passive" else {})
+    return kept | POLICIES[name]
 
 
 def main() -> None:
@@ -97,7 +102,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, neighbour in ((name, neighbours[name]) for name in options.beside or neighbours):
         for threads in dict.fromkeys((1, cores)):
-            for waiting in POLICIES[: 1 if threads == 1 else None]:  # one thread waits for none
+            for waiting in list(POLICIES)[: 1 if threads == 1 else None]:  # one thread waits for none
                 with beside(neighbour):
                     arguments = ["--measure", str(threads), "--blocks", str(options.blocks), "--steps"]
                     command = [*HERE, *arguments, str(options.steps), "--spec", options.spec]

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+SPIN_COUNT = "5000"
+"""Rounds that an OpenMP thread spins before it sleeps: measured in docs/performance.md."""
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -46,13 +49,14 @@ def processor() -> str:
     return f"{kind} {hashlib.sha256(' '.join(arithmetic).encode()).hexdigest()[:8]}"
 
 
-def let_threads_sleep() -> None:
-    """Have OpenMP's threads sleep while they wait for each other, not spin: beside other processes spinning costs much.
+def limit_spinning() -> None:
+    """Have OpenMP's threads spin briefly while they wait for each other and then sleep; by default they spin for long.
 
-    It counts in a process that has not loaded PyTorch yet, and where the user has not set the variable.
+    Spinning costs much beside other processes, and sleeping at once costs half the speed of a quiet machine. It counts
+    in a process that has not loaded PyTorch yet, and where the user has set neither variable.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _quotas() -> list[int]:

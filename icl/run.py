@@ -16,7 +16,7 @@ from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from
 from icl.io.location import resolve_location
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
-from icl.machine import allowed_memory, let_threads_sleep
+from icl.machine import allowed_memory, limit_spinning
 from icl.stopping import StopRequest
 
 
@@ -114,7 +114,7 @@ def _print_json(data: object) -> None:
 
 def _train(spec: Spec, allow_backend_change: bool, profile: str | None, should_stop: StopRequest) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    let_threads_sleep()
+    limit_spinning()
     # Imported here so that --name and --check need no torch.
     from tqdm.contrib.logging import logging_redirect_tqdm
 

@@ -87,13 +87,18 @@ def test_a_processor_without_a_file_has_a_name(tmp_path: Path, monkeypatch: pyte
     assert machine.processor()
 
 
-def test_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    machine.let_threads_sleep()
-    assert "OMP_WAIT_POLICY" not in os.environ  # PyTorch is loaded: it would count for nothing, and say that it does
+def test_threads_spin_briefly_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(variable, raising=False)
+    machine.limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ  # PyTorch is loaded: it would count for nothing, and say that it does
     monkeypatch.delitem(sys.modules, "torch")
-    machine.let_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    machine.let_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    machine.limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    machine.limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == machine.SPIN_COUNT
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    machine.limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
