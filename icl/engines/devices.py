@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 import attrs
 
@@ -16,16 +16,19 @@ from icl.core.errors import BackendUnavailableError, SpecError
 from icl.core.spec import RunSpec
 from icl.io.errors import StoreError
 
-Kind: TypeAlias = str
-"""The name of an `icl.backends.kinds.DeviceKind`: cpu, cuda, tpu or one that a further backend brings."""
 _DEFAULT_BACKEND = RunSpec().backend
 
 
 @attrs.frozen
 class Device:
-    """A TPU chip, a GPU or a share of the processor; `id` is what its driver calls it."""
+    """A TPU chip, a GPU or a share of the processor.
 
-    kind: Kind
+    Attributes:
+        kind: the name of an `icl.backends.kinds.DeviceKind`: cpu, cuda, tpu or one that a further backend brings.
+        id: what its driver calls it.
+    """
+
+    kind: str
     id: str
 
     def __str__(self) -> str:
@@ -69,7 +72,7 @@ def parse_devices(text: str, environment: Mapping[str, str] = os.environ) -> lis
     return [Device(name, index) for index in chosen]
 
 
-def backend_on(kind: Kind, asked: str) -> str:
+def backend_on(kind: str, asked: str) -> str:
     """The backend that trains on such a device a spec whose `run.backend` is `asked`; never another than asked.
 
     Only "cpu", the default, which cannot be told from nothing asked, gives way to the device's own backend.
@@ -88,7 +91,7 @@ def backend_on(kind: Kind, asked: str) -> str:
     )
 
 
-def default_kind(backend: str, environment: Mapping[str, str] = os.environ) -> Kind:
+def default_kind(backend: str, environment: Mapping[str, str] = os.environ) -> str:
     """The kind of device for specs that ask for `backend`; never another instead."""
     kinds = _kinds_of(backend)
     if kinds is None:
@@ -104,17 +107,17 @@ def default_devices(backend: str, environment: Mapping[str, str] = os.environ) -
 
 
 @contextmanager
-def held(devices: Sequence[Device]) -> Iterator[list[int]]:
-    """Hold chips and GPUs while inside, and as long as a process lives that inherits the file descriptors given.
+def reserved(devices: Sequence[Device]) -> Iterator[list[int]]:
+    """Reserve chips and GPUs while inside, and as long as a process lives that inherits the file descriptors given.
 
     Raises: BackendUnavailableError when another process of this user holds one; StoreError where no file can be kept.
     """
     alone = [device for device in devices if not device_kinds()[device.kind].is_shared]
     with ExitStack() as stack:
-        yield _hold(stack, alone) if alone else []
+        yield _reserve(stack, alone) if alone else []
 
 
-def _hold(stack: ExitStack, devices: Sequence[Device]) -> list[int]:
+def _reserve(stack: ExitStack, devices: Sequence[Device]) -> list[int]:
     try:
         folder = Path(tempfile.gettempdir()) / f"icl-devices-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -144,7 +147,7 @@ def _locked(path: Path, device: Device) -> Iterator[IO[str]]:
         yield file
 
 
-def _kinds_of(backend: str) -> tuple[Kind, ...] | None:
+def _kinds_of(backend: str) -> tuple[str, ...] | None:
     try:
         return kinds_of(backend)
     except BackendUnavailableError as error:

@@ -11,7 +11,7 @@ import attrs
 
 from icl.attempt import Ending
 from icl.core.errors import BackendUnavailableError
-from icl.engines.devices import Device, held
+from icl.engines.devices import Device, reserved
 from icl.engines.pace import Ticks, describe_pace, steps_per_second, with_tick
 from icl.engines.retries import RetryPolicy, counts_against_device
 from icl.engines.run_queue import QueuedRun, RunQueue, count_statuses, steps_left
@@ -46,7 +46,7 @@ def train_here(
 ) -> list[RunState]:
     """An `Engine`: one worker process for each device of this machine that `training.devices` names."""
     devices = training.devices_here()
-    with held(devices) as keep:
+    with reserved(devices) as keep:
         runs = training.queue()
         pool = WorkerPool(
             runs,

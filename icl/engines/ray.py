@@ -14,7 +14,7 @@ import attrs
 
 from icl.attempt import Ending, ending_of_process
 from icl.core.errors import BackendUnavailableError, SpecError
-from icl.engines.devices import Device, Kind, default_kind
+from icl.engines.devices import Device, default_kind
 from icl.engines.pace import SavedPace
 from icl.engines.run_queue import QueuedRun, count_statuses, steps_left
 from icl.engines.training import SweepTraining
@@ -26,7 +26,7 @@ from icl.io.states import RunState
 from icl.stopping import handlers_kept
 
 _REFRESH_SECONDS = 0.5
-_RESOURCES: dict[Kind, dict[str, Any]] = {
+_RESOURCES: dict[str, dict[str, Any]] = {
     "cpu": {"num_cpus": 1},
     "cuda": {"num_cpus": 1, "num_gpus": 1},
     "tpu": {"num_cpus": 1, "resources": {"TPU": 1}},
@@ -79,7 +79,7 @@ def train_on_ray(
     return runs.states()
 
 
-def _kind(training: SweepTraining) -> Kind:
+def _kind(training: SweepTraining) -> str:
     given = training.devices or default_kind(training.backend)
     for kind in _RESOURCES:
         if kind == given:
@@ -104,7 +104,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _train(spec: dict[str, Any], kind: Kind, allow_backend_change: bool, grace_seconds: float) -> dict[str, Any]:
+def _train(spec: dict[str, Any], kind: str, allow_backend_change: bool, grace_seconds: float) -> dict[str, Any]:
     """A task: train one run in a process of its own, pinned to the device that Ray gave this one."""
     worker = WorkerProcess({**_device_here(kind).environment(), "ICL_WORKER": f"ray node {_context().get_node_id()}"})
     try:
@@ -113,7 +113,7 @@ def _train(spec: dict[str, Any], kind: Kind, allow_backend_change: bool, grace_s
         worker.close(grace_seconds)
 
 
-def _device_here(kind: Kind) -> Device:
+def _device_here(kind: str) -> Device:
     accelerator = {"cpu": "", "cuda": "GPU", "tpu": "TPU"}[kind]
     ids = _context().get_accelerator_ids().get(accelerator) or ["0"]
     return Device(kind, str(ids[0]))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import attrs
 
 from icl.core.errors import SpecError
-from icl.engines.devices import Device, Kind, backend_on, default_devices, parse_devices
+from icl.engines.devices import Device, backend_on, default_devices, parse_devices
 from icl.engines.retries import RetryPolicy
 from icl.engines.run_queue import RunQueue
 from icl.io.states import RunState, run_states
@@ -58,7 +58,7 @@ class SweepTraining:
         self.check_backends(devices[0].kind)
         return devices
 
-    def check_backends(self, kind: Kind) -> None:
+    def check_backends(self, kind: str) -> None:
         """Say which backend trains where another was named. Raises SpecError when a run asks for one that cannot."""
         for asked in self._backends():
             chosen = backend_on(kind, asked)

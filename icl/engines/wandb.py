@@ -20,7 +20,7 @@ import attrs
 
 from icl.core.errors import BackendUnavailableError
 from icl.core.spec import WandbSpec
-from icl.engines.devices import Device, held
+from icl.engines.devices import Device, reserved
 from icl.engines.pace import SavedPace
 from icl.engines.retries import RetryPolicy
 from icl.engines.run_queue import count_statuses, steps_left
@@ -43,7 +43,7 @@ def train_by_wandb(
     """
     devices, progress = training.devices_here(), _Progress(training)
     done = ("complete",) if training.retry_failed else ("complete", "failed")
-    with held(devices) as keep:
+    with reserved(devices) as keep:
         for _ in range(training.retries.max_attempts):
             left = [state.name for state in training.states() if state.status not in done]
             if not left or should_stop():

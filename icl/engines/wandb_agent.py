@@ -93,7 +93,7 @@ def _run(args_file: str, task: AgentTask) -> int:
         return ExitCode.INCOMPLETE
     run = member.spec.run
     spec = with_run(member.spec, backend=task.device.backend(run.backend), wandb=run.wandb or WandbSpec())
-    logger.info("%s: begun", member.name)
+    logger.info("%s: started", member.name)
     with StopRequest(run.grace_seconds, run.watchdog_seconds) as should_stop:
         ending = attempt(spec, allow_backend_change=task.allow_backend_change, should_stop=should_stop)
     logger.info("%s: %s%s", ending.run, ending.status, f": {ending.error}" if ending.error else "")
@@ -116,8 +116,8 @@ def _member(args_file: str, task: AgentTask) -> Member:
 def _is_stuck(member: Member, task: AgentTask) -> bool:
     store = open_store(task.store)
     newest = max(saved_steps(store, member.name, "state"), default=0)
-    begun = [attempt["from_step"] for attempt in Manifest(store, member.name).attempts()]
-    return begun.count(newest) >= task.max_attempts
+    starts = [attempt["from_step"] for attempt in Manifest(store, member.name).attempts()]
+    return starts.count(newest) >= task.max_attempts
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class _Requests:
 
 def _serve(request: Mapping[str, Any], requests: _Requests, answer: Callable[[dict[str, Any]], object]) -> Ending:
     spec = spec_from_data(request["spec"])
-    logging.info("%s: begun", run_name(spec))
+    logging.info("%s: started", run_name(spec))
     told = 0.0
 
     def progress(step: int, row: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ class NoEndError(Exception):
 
 @attrs.define
 class Calls:
-    """The calls to one store. While one of them hangs, none is begun: it would most likely hang as well."""
+    """The calls to one store. While one of them hangs, none is started: it would most likely hang as well."""
 
     _hanging: list[threading.Thread] = attrs.field(factory=list)
 

@@ -142,9 +142,9 @@ def _decode_attempt(data: bytes, path: str) -> dict[str, Any]:
     """What a file of an attempt says, as it was written; what is known of it has the types of its record."""
     info, ends = decode_document(data, path), path.endswith(".end.json")
     record = structure(AttemptEnd if ends else Attempt, info, path)
-    begun = path.rpartition("/")[2].partition("-")[0]
-    if isinstance(record, Attempt) and record.from_step != int(begun):
-        raise CheckpointError(f"{path}: got from_step {record.from_step}; expected {begun}, as its name says.")
+    start = path.rpartition("/")[2].partition("-")[0]
+    if isinstance(record, Attempt) and record.from_step != int(start):
+        raise CheckpointError(f"{path}: got from_step {record.from_step}; expected {start}, as its name says.")
     return info
 
 

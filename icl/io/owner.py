@@ -237,7 +237,7 @@ def _interval(owner: Mapping[str, object]) -> float:
 
 def _who(seen: Heartbeat) -> str:
     owner = seen.owner
-    return f"process {owner.get('pid')} on {owner.get('host')}, begun {owner.get('started')} by its clock"
+    return f"process {owner.get('pid')} on {owner.get('host')}, started {owner.get('started')} by its clock"
 
 
 def _this_process() -> dict[str, object]:

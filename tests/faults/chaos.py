@@ -143,9 +143,9 @@ def chaos(
     wrong = {name: found for name in names if (found := _faults_of(name, calm, wild))}
     faults += [f"{name}: {fault}" for name, found in wrong.items() for fault in found]
     attempts = sum(len(Manifest(open_store(str(wild.store)), name).attempts()) for name in names)
-    begun_in_logs = wild.logs().count(": begun\n")
-    if begun_in_logs < attempts:
-        faults.append(f"the logs have the beginning of {begun_in_logs} of {attempts} attempts")
+    started_in_logs = wild.logs().count(": started\n")
+    if started_in_logs < attempts:
+        faults.append(f"the logs have the beginning of {started_in_logs} of {attempts} attempts")
     return Report(kills, attempts, len(names), len(names) - len(wrong), faults)
 
 

@@ -1,4 +1,4 @@
-"""Devices: how they are named, found, pinned and held."""
+"""Devices: how they are named, found, pinned and reserved."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from icl import backends
 from icl.backends.kinds import DeviceKind
 from icl.core.errors import BackendUnavailableError, SpecError
-from icl.engines.devices import Device, Kind, backend_on, default_devices, default_kind, held, parse_devices
+from icl.engines.devices import Device, backend_on, default_devices, default_kind, parse_devices, reserved
 from icl.io.errors import StoreError
 
 TPUS = {"TPU_VISIBLE_CHIPS": "0,1,2,3"}
@@ -72,7 +72,7 @@ def test_the_spec_decides_the_kind_and_nothing_falls_back() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "tpu"])
 @pytest.mark.parametrize("asked", ["cpu", "cuda", "xla", "tpu9"])
-def test_a_backend_is_never_replaced_by_another_than_the_devices_own(kind: Kind, asked: str) -> None:
+def test_a_backend_is_never_replaced_by_another_than_the_devices_own(kind: str, asked: str) -> None:
     """Only "cpu", the default, which cannot be told from nothing asked, gives way."""
     trains = {
         ("cpu", "cpu"): "cpu",
@@ -108,9 +108,9 @@ def test_a_further_entry_brings_its_kind_of_device(monkeypatch: pytest.MonkeyPat
 
 HOLD = """
 import sys
-from icl.engines.devices import Device, held
-with held([Device("tpu", "1")]):
-    print("held", flush=True)
+from icl.engines.devices import Device, reserved
+with reserved([Device("tpu", "1")]):
+    print("reserved", flush=True)
     sys.stdin.read()
 """
 
@@ -122,14 +122,14 @@ def test_a_device_that_another_process_holds_is_refused(tmp_path: Path, monkeypa
     command = [sys.executable, "-c", HOLD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with held([Device("tpu", "0"), Device("cpu", "1")]):
+        assert other.stdout.readline() == "reserved\n"
+        with reserved([Device("tpu", "0"), Device("cpu", "1")]):
             pass
         refused = pytest.raises(BackendUnavailableError, match=f"tpu:1, which process {other.pid} holds")
-        with refused, held([Device("tpu", "0"), Device("tpu", "1")]):
+        with refused, reserved([Device("tpu", "0"), Device("tpu", "1")]):
             raise AssertionError
         other.kill()
-    with held([Device("tpu", "1")]):
+    with reserved([Device("tpu", "1")]):
         pass
 
 
@@ -137,7 +137,7 @@ def test_the_processor_needs_no_lock_and_a_chip_without_room_for_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
-    with held([Device("cpu", "0")]) as keep:
+    with reserved([Device("cpu", "0")]) as keep:
         assert keep == []
-    with pytest.raises(StoreError, match="set TMPDIR"), held([Device("tpu", "0")]):
+    with pytest.raises(StoreError, match="set TMPDIR"), reserved([Device("tpu", "0")]):
         raise AssertionError
