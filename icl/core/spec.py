@@ -40,7 +40,7 @@ class ScheduleSpec:
     name: Literal["one_cycle", "triangle", "constant", "warmup_cosine"] = attrs.field(
         default="one_cycle",
         validator=choice("one_cycle", "triangle", "constant", "warmup_cosine"),
-        metadata={"help": "Shape of the learning rate over training; docs/spec.md has the formulas."},
+        metadata={"help": "Shape of the learning rate over training: see Schedules in docs/spec.md."},
     )
     learning_rate: float = attrs.field(
         default=0.003, converter=as_float, validator=number(0), metadata={"help": "eta: the peak learning rate."}
@@ -78,7 +78,7 @@ class TrainingSpec:
     )
     optimizer: Optimizer = attrs.field(
         default=Adam(),
-        metadata={"help": "How the parameters follow their gradients.", "one_of": OPTIMIZERS, "by": "name"},
+        metadata={"help": "The optimiser and its hyperparameters.", "one_of": OPTIMIZERS, "by": "name"},
     )
     schedule: ScheduleSpec = attrs.field(default=ScheduleSpec(), metadata={"help": "The learning rate of each update."})
 
@@ -226,7 +226,7 @@ class RunSpec:
     )
     wandb: WandbSpec | None = attrs.field(
         default=None,
-        metadata={"help": "Mirror of the metrics at W&B (docs/sweeps.md). null: no mirror.", "of": WandbSpec},
+        metadata={"help": "Mirrors the metrics to W&B (docs/sweeps.md). null: no mirror.", "of": WandbSpec},
     )
 
 
@@ -236,11 +236,15 @@ class Spec:
 
     schema: int = attrs.field(default=1, validator=integer(1, 1), metadata={"help": "Version of this format."})
     task: TaskFamily = attrs.field(
-        metadata={"help": "What is learned in context, from how many tasks.", "one_of": FAMILIES, "by": "family"}
+        metadata={
+            "help": "Which functions are learned in context, and from how many tasks.",
+            "one_of": FAMILIES,
+            "by": "family",
+        }
     )
     model: Architecture = attrs.field(
         default=Timaeus(),
-        metadata={"help": "The model that is trained.", "one_of": ARCHITECTURES, "by": "architecture"},
+        metadata={"help": "The architecture and its sizes.", "one_of": ARCHITECTURES, "by": "architecture"},
     )
     training: TrainingSpec = attrs.field(metadata={"help": "How the model is trained."})
     seeds: SeedsSpec = attrs.field(

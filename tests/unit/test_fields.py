@@ -23,6 +23,7 @@ FIELDS = dict(fields_below(Spec))
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_says_what_it_means(name: str) -> None:
+    assert "help" in FIELDS[name].metadata, 'add metadata={"help": "..."} to the field'
     words = FIELDS[name].metadata["help"]
     assert words.endswith(".")
     assert words == " ".join(words.split())
