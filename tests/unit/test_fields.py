@@ -6,7 +6,10 @@ from typing import Any
 import attrs
 import pytest
 
-from icl.core.fields import default_data, is_leaf, may_be_null, sections_of
+from icl.core.architectures import ARCHITECTURES
+from icl.core.families import FAMILIES
+from icl.core.fields import default_data, has_default, is_leaf, may_be_null, sections_of
+from icl.core.optimizers import OPTIMIZERS
 from icl.core.spec import Spec, StepsSpec
 
 
@@ -42,6 +45,15 @@ def test_a_default_is_data_or_said_in_words(name: str) -> None:
     field = FIELDS[name]
     computed = isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]
     assert computed == ("default" in field.metadata)
+
+
+@pytest.mark.parametrize("cls", [*FAMILIES.values(), *ARCHITECTURES.values(), *OPTIMIZERS.values()])
+def test_a_default_in_words_is_true(cls: Any) -> None:
+    """The words are a field, or a number and a field: "4 embed_dim"."""
+    section = cls(**{field.name: 4 for field in attrs.fields(cls) if not has_default(field)})
+    for field in (field for field in attrs.fields(cls) if "default" in field.metadata):
+        factor, _, other = field.metadata["default"].rpartition(" ")
+        assert getattr(section, field.name) == getattr(section, other) * int(factor or 1)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "one_of" in field.metadata])
