@@ -30,8 +30,11 @@ bench: $(TEST_VENV)/ready  ## the benchmarks that take minutes, into benchmarks/
 	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.xla_host_time --save
 	PJRT_DEVICE=CPU $(TEST_VENV)/bin/python -m benchmarks.placement --save
 
-docs: $(VENV)/ready  ## regenerate docs/spec.schema.json from the code
+docs: $(VENV)/ready  ## regenerate docs/spec.schema.json and the fields in docs/spec.md from the code
 	$(VENV)/bin/python -m icl.run --schema > docs/spec.schema.json
+	sed '/^## Fields/q' docs/spec.md > docs/spec.md.new
+	$(VENV)/bin/python -m icl.run --fields >> docs/spec.md.new
+	mv docs/spec.md.new docs/spec.md
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

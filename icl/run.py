@@ -12,10 +12,12 @@ from icl.core.estimate import check_fits, estimate, format_bytes
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.exit_codes import ExitCode, describe_exit_codes
-from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, spec_json_schema, with_run
+from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, with_run
 from icl.io.location import resolve_location
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
+from icl.io.reference import fields_reference
+from icl.io.schema import spec_json_schema
 from icl.machine import allowed_memory, limit_spinning
 from icl.stopping import StopRequest
 
@@ -30,6 +32,9 @@ def _do(arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
     if options.schema:
         _print_json(spec_json_schema())
+        return 0
+    if options.fields:
+        print(fields_reference(), end="")
         return 0
     if options.spec is None:
         parser.error("the following arguments are required: SPEC")
@@ -65,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=describe_exit_codes(*(code for code in ExitCode if code is not ExitCode.INCOMPLETE)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("spec", metavar="SPEC", nargs="?", help="a JSON file that describes the experiment")
+    parser.add_argument(
+        "spec", metavar="SPEC", nargs="?", help="a JSON file; --fields lists its fields, as docs/spec.md does"
+    )
     parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help="as in task.num_tasks=8")
     parser.add_argument(
         "--set-from", metavar="FILE", action="append", default=[], help="fields to set, as a W&B agent hands them over"
@@ -87,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="print the whole resolved spec and train nothing")
     action.add_argument("--name", action="store_true", help="print the run's name and train nothing")
+    action.add_argument(
+        "--fields", action="store_true", help="print what each field accepts, its default and its meaning"
+    )
     action.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
     return parser
 

@@ -13,7 +13,8 @@ import orjson
 from cattrs.gen import make_dict_structure_fn, override
 
 from icl.core.errors import SpecError
-from icl.core.rules import Rule, choice, plain
+from icl.core.fields import is_leaf, may_be_null, sections_of
+from icl.core.rules import choice, plain
 from icl.core.spec import Spec
 
 _Decoded = TypeVar("_Decoded")
@@ -107,43 +108,6 @@ def with_run(spec: Spec, **changes: Any) -> Spec:
         raise SpecError(*(f"run.{fault}" for fault in error.faults)) from None
 
 
-def spec_json_schema() -> dict[str, Any]:
-    """A JSON Schema (2020-12) of the spec for editors; cross-field rules are checked on loading only."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "icl spec", **_schema_of(Spec)}
-
-
-def _schema_of(cls: type) -> dict[str, Any]:
-    properties = {}
-    for field in attrs.fields(cls):
-        if _is_leaf(field):
-            properties[field.name] = dict(field.validator.schema)
-        else:
-            inner = [_schema_of(cls) for cls in _nested(field)]
-            for section in inner[1:]:
-                section["required"] = [field.metadata["by"], *section["required"]]  # the first is the default
-            inner += [{"type": "null"}] * _may_be_null(field)
-            properties[field.name] = inner[0] if len(inner) == 1 else {"anyOf": inner}
-    required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
-    schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
-    return schema | ({"description": cls.__doc__.splitlines()[0]} if cls.__doc__ else {})
-
-
-def _is_leaf(field: "attrs.Attribute[Any]") -> bool:
-    return isinstance(field.validator, Rule)
-
-
-def _nested(field: "attrs.Attribute[Any]") -> list[type]:
-    """The classes of a field that is an object: those of its table, that which may be null, or its type."""
-    if "one_of" in field.metadata:
-        return list(field.metadata["one_of"].values())
-    nested: Any = field.metadata.get("of", field.type)
-    return [nested]
-
-
-def _may_be_null(field: "attrs.Attribute[Any]") -> bool:
-    return "of" in field.metadata
-
-
 def _keys(cls: type) -> list[str]:
     return [field.name for field in attrs.fields(cls)]
 
@@ -151,15 +115,16 @@ def _keys(cls: type) -> list[str]:
 def _register(converter: cattrs.Converter, cls: type) -> None:
     overrides: Any = {}
     for field in attrs.fields(cls):
-        if _is_leaf(field):
+        if is_leaf(field):
             overrides[field.name] = override(struct_hook=_leaf_hook(field))
             continue
-        for nested in _nested(field):
-            _register(converter, nested)
-        if _may_be_null(field):
-            overrides[field.name] = override(struct_hook=_null_hook(converter, *_nested(field)))
+        for section in sections_of(field):
+            _register(converter, section)
+        if may_be_null(field):
+            overrides[field.name] = override(struct_hook=_null_hook(converter, *sections_of(field)))
         if "one_of" in field.metadata:
-            overrides[field.name] = override(struct_hook=_table_hook(converter, **field.metadata))
+            table, by = field.metadata["one_of"], field.metadata["by"]
+            overrides[field.name] = override(struct_hook=_table_hook(converter, table, by))
     function: Any = make_dict_structure_fn(
         cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **overrides
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -15,11 +14,10 @@ from icl.core.architectures.raventos import Raventos
 from icl.core.architectures.timaeus import Timaeus
 from icl.core.errors import SpecError
 from icl.core.families.linear import LinearTask
-from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_json_schema, spec_to_data, with_run
+from icl.io.codec import decode_spec, encode_spec, load_spec, spec_from_data, spec_to_data, with_run
 from icl.io.names import run_name
 
 MINIMAL: dict[str, Any] = {"task": {"task_dim": 4, "num_examples": 8}, "training": {"total_steps": 10}}
-SPECS = Path(__file__).parents[2] / "specs"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -230,26 +228,3 @@ def test_run_options_never_rename_a_run() -> None:
     assert run_name(other) == run_name(spec)
     with pytest.raises(SpecError, match=r"run\.store"):
         with_run(spec, store="")
-
-
-def test_the_json_schema_accepts_what_the_code_accepts() -> None:
-    schema = spec_json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    for path in SPECS.glob("*.json"):
-        jsonschema.validate(json.loads(path.read_text()), schema)
-    jsonschema.validate(spec_to_data(spec_from_data(MINIMAL)), schema)
-    jsonschema.validate(changed("model", {"architecture": "raventos", "num_layers": 3}), schema)
-    for key, value in (
-        ("task.task_dim", 0),
-        ("model.architecture", "gpt"),
-        ("model.width", 3),
-        ("seeds.init", -1),
-        ("run.max_chunk", 0),
-    ):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(changed(key, value), schema)
-
-
-def test_committed_schema_is_current() -> None:
-    committed = json.loads((SPECS.parent / "docs" / "spec.schema.json").read_text())
-    assert committed == spec_json_schema(), "run `make docs`"

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from icl.io.codec import load_spec, spec_json_schema
+from icl.io.codec import load_spec
 from icl.io.names import run_name
+from icl.io.reference import fields_reference
+from icl.io.schema import spec_json_schema
 from icl.run import main
 from icl.store import main as store_main
 
@@ -255,7 +257,12 @@ def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == spec_json_schema()
 
 
-@pytest.mark.parametrize("arguments", [["--name"], ["--check"], ["--schema"]])
+def test_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--fields"]) == 0
+    assert capsys.readouterr().out == fields_reference()
+
+
+@pytest.mark.parametrize("arguments", [["--name"], ["--check"], ["--schema"], ["--fields"]])
 def test_what_trains_nothing_imports_no_torch(arguments: list[str], spec: Path) -> None:
     code = (
         "import sys, icl, icl.run; code = icl.run.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class Raventos:
-    """GPT-2: L `num_layers`, H `num_heads`, E `embed_dim`; always with layer norms and an output projection.
+    """The GPT-2 of Raventos et al. 2023.
 
     Pre-LayerNorm, tanh-GELU, a scalar read-out. Weights begin as N(0, 0.02), residual projections as
     N(0, 0.02 / sqrt(2 L)), biases as 0.
@@ -29,13 +29,25 @@ class Raventos:
     Source: mansheej/icl-task-diversity (gpt2.py).
     """
 
-    architecture: Literal["raventos"] = attrs.field(default="raventos", validator=choice("raventos"))
-    num_layers: int = attrs.field(default=2, validator=LAYERS)
-    num_heads: int = attrs.field(default=4, validator=COUNT)
-    embed_dim: int = attrs.field(default=64, validator=COUNT)
-    mlp_dim: int = attrs.field(validator=COUNT)
-    layer_norm: bool = attrs.field(default=True, validator=BOOLEAN)
-    attention_output: bool = attrs.field(default=True, validator=BOOLEAN)
+    architecture: Literal["raventos"] = attrs.field(
+        default="raventos", validator=choice("raventos"), metadata={"help": "The architecture."}
+    )
+    num_layers: int = attrs.field(default=2, validator=LAYERS, metadata={"help": "L: layers."})
+    num_heads: int = attrs.field(
+        default=4, validator=COUNT, metadata={"help": "H: attention heads in a layer; a divisor of embed_dim."}
+    )
+    embed_dim: int = attrs.field(default=64, validator=COUNT, metadata={"help": "E: width of the embedding."})
+    mlp_dim: int = attrs.field(
+        validator=COUNT, metadata={"help": "Width of the hidden layer of each MLP.", "default": "4 embed_dim"}
+    )
+    layer_norm: bool = attrs.field(
+        default=True,
+        validator=BOOLEAN,
+        metadata={"help": "Always true: a LayerNorm stands before attention, before each MLP and before the read-out."},
+    )
+    attention_output: bool = attrs.field(
+        default=True, validator=BOOLEAN, metadata={"help": "Always true: attention ends in an output projection."}
+    )
 
     @mlp_dim.default
     def _mlp_dim(self) -> int:

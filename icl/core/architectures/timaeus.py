@@ -26,20 +26,32 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class Timaeus:
-    """A decoder-only transformer: L `num_layers`, H `num_heads`, E `embed_dim`.
+    """The decoder-only transformer of Hoogland et al. 2024.
 
     Pre-LayerNorm, ReLU, a read-out of D + 1 numbers, no bias in attention; a block's input is added to it twice.
 
     Source: timaeus-research/icl.
     """
 
-    architecture: Literal["timaeus"] = attrs.field(default="timaeus", validator=choice("timaeus"))
-    num_layers: int = attrs.field(default=2, validator=LAYERS)
-    num_heads: int = attrs.field(default=4, validator=COUNT)
-    embed_dim: int = attrs.field(default=64, validator=COUNT)
-    mlp_dim: int = attrs.field(validator=COUNT)
-    layer_norm: bool = attrs.field(default=True, validator=BOOLEAN)
-    attention_output: bool = attrs.field(default=True, validator=BOOLEAN)
+    architecture: Literal["timaeus"] = attrs.field(
+        default="timaeus", validator=choice("timaeus"), metadata={"help": "The architecture."}
+    )
+    num_layers: int = attrs.field(default=2, validator=LAYERS, metadata={"help": "L: layers."})
+    num_heads: int = attrs.field(
+        default=4, validator=COUNT, metadata={"help": "H: attention heads in a layer; a divisor of embed_dim."}
+    )
+    embed_dim: int = attrs.field(default=64, validator=COUNT, metadata={"help": "E: width of the embedding."})
+    mlp_dim: int = attrs.field(
+        validator=COUNT, metadata={"help": "Width of the hidden layer of each MLP.", "default": "embed_dim"}
+    )
+    layer_norm: bool = attrs.field(
+        default=True,
+        validator=BOOLEAN,
+        metadata={"help": "Whether a LayerNorm stands before attention, before each MLP and before the read-out."},
+    )
+    attention_output: bool = attrs.field(
+        default=True, validator=BOOLEAN, metadata={"help": "Whether attention ends in an output projection."}
+    )
 
     @mlp_dim.default
     def _mlp_dim(self) -> int:

@@ -18,13 +18,29 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class LinearTask:
-    """y = w.x + eps with x ~ N(0, I_D), eps ~ N(0, sigma^2): D `task_dim`, K `num_examples`, M `num_tasks`, sigma^2."""
+    """y = w.x + eps with w and x ~ N(0, I_D), eps ~ N(0, sigma^2)."""
 
-    family: Literal["linear"] = attrs.field(default="linear", validator=choice("linear"))
-    task_dim: int = attrs.field(validator=COUNT)
-    num_examples: int = attrs.field(validator=COUNT)
-    num_tasks: int | None = attrs.field(default=None, converter=finite_or_none, validator=optional(COUNT))
-    noise_variance: float = attrs.field(default=0.125, converter=as_float, validator=number(0))
+    family: Literal["linear"] = attrs.field(
+        default="linear", validator=choice("linear"), metadata={"help": "The task family."}
+    )
+    task_dim: int = attrs.field(validator=COUNT, metadata={"help": "D: dimension of x and of a task vector."})
+    num_examples: int = attrs.field(
+        validator=COUNT, metadata={"help": "K: in-context examples in a sequence; prediction k has seen k of them."}
+    )
+    num_tasks: int | None = attrs.field(
+        default=None,
+        converter=finite_or_none,
+        validator=optional(COUNT),
+        metadata={
+            "help": 'M: tasks in the pretraining pool. null (or "inf"): every task is drawn afresh from N(0, I).'
+        },
+    )
+    noise_variance: float = attrs.field(
+        default=0.125,
+        converter=as_float,
+        validator=number(0),
+        metadata={"help": "sigma^2: variance of the label noise, not its standard deviation."},
+    )
 
     @property
     def task_size(self) -> int:

@@ -19,22 +19,38 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class Adam:
-    """Adam; `weight_decay` is decoupled (AdamW) and `max_grad_norm` clips the global norm. Both are off by default.
+    """Adam, or AdamW if `weight_decay` is given.
 
-    It tracks `torch.optim.Adam` (`AdamW` with `weight_decay`, on every parameter) and `optax.adam` up to rounding.
+    It tracks `torch.optim.Adam` or `AdamW`, and `optax.adam`, up to rounding.
     Its state is `mu` and `nu`, the first and second moments, zero at step 0.
 
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019 for the decay.
     """
 
-    name: Literal["adam"] = attrs.field(default="adam", validator=choice("adam"))
+    name: Literal["adam"] = attrs.field(default="adam", validator=choice("adam"), metadata={"help": "The optimiser."})
     betas: tuple[float, float] = attrs.field(
-        default=(0.9, 0.999), converter=as_floats, validator=tuple_of(number(0, 1, below=True), 2)
+        default=(0.9, 0.999),
+        converter=as_floats,
+        validator=tuple_of(number(0, 1, below=True), 2),
+        metadata={"help": "beta1 and beta2: decay of the first and of the second moment of the gradient."},
     )
-    eps: float = attrs.field(default=1e-8, converter=as_float, validator=number(0, above=True))
-    weight_decay: float = attrs.field(default=0.0, converter=as_float, validator=number(0))
+    eps: float = attrs.field(
+        default=1e-8,
+        converter=as_float,
+        validator=number(0, above=True),
+        metadata={"help": "epsilon: added to the root of the second moment."},
+    )
+    weight_decay: float = attrs.field(
+        default=0.0,
+        converter=as_float,
+        validator=number(0),
+        metadata={"help": "Decoupled decay of every parameter, times the learning rate. 0: none."},
+    )
     max_grad_norm: float | None = attrs.field(
-        default=None, converter=as_float, validator=optional(number(0, above=True))
+        default=None,
+        converter=as_float,
+        validator=optional(number(0, above=True)),
+        metadata={"help": "Largest 2-norm of the gradient, which is scaled down to it. null: no clipping."},
     )
 
     @property

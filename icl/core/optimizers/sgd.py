@@ -18,17 +18,25 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class SGD:
-    """Gradient descent with heavy-ball momentum; `max_grad_norm` clips the global norm and is off by default.
+    """Gradient descent with heavy-ball momentum.
 
     It tracks `torch.optim.SGD` (no dampening) up to rounding. Its state is `velocity`, zero at step 0.
 
     Source: Polyak 1964; Sutskever et al. 2013 for the form.
     """
 
-    name: Literal["sgd"] = attrs.field(default="sgd", validator=choice("sgd"))
-    momentum: float = attrs.field(default=0.9, converter=as_float, validator=number(0, 1, below=True))
+    name: Literal["sgd"] = attrs.field(default="sgd", validator=choice("sgd"), metadata={"help": "The optimiser."})
+    momentum: float = attrs.field(
+        default=0.9,
+        converter=as_float,
+        validator=number(0, 1, below=True),
+        metadata={"help": "Part of the velocity that each update keeps. 0: none."},
+    )
     max_grad_norm: float | None = attrs.field(
-        default=None, converter=as_float, validator=optional(number(0, above=True))
+        default=None,
+        converter=as_float,
+        validator=optional(number(0, above=True)),
+        metadata={"help": "Largest 2-norm of the gradient, which is scaled down to it. null: no clipping."},
     )
 
     @property
