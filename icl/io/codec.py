@@ -72,11 +72,14 @@ def decode_json(data: bytes) -> object:
 
 
 def spec_from_data(data: object) -> Spec:
-    """The spec in plain data, such as `json.load` returns. Raises SpecError."""
+    """The spec in plain data, such as `json.load` returns; "$schema", by which editors find the schema, is left out.
+
+    Raises: SpecError.
+    """
     if not isinstance(data, Mapping):
         raise SpecError(f"spec: got {shown(data)}; expected an object with the keys {', '.join(_keys(Spec))}.")
     try:
-        return _CONVERTER.structure(data, Spec)
+        return _CONVERTER.structure({key: value for key, value in data.items() if key != "$schema"}, Spec)
     except cattrs.ClassValidationError as error:
         raise SpecError(*_faults(error, "")) from None
 

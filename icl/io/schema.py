@@ -7,10 +7,14 @@ import attrs
 from icl.core.fields import default_data, has_default, is_leaf, may_be_null, sections_of
 from icl.core.spec import Spec
 
+EDITORS_KEY_HELP = "Where an editor finds this schema, such as docs/spec.schema.json. It is not part of the spec."
+
 
 def spec_json_schema() -> dict[str, Any]:
     """A JSON Schema (2020-12) of the spec for editors; cross-field rules are checked on loading only."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "icl spec", **_section_schema(Spec)}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "icl spec", **_section_schema(Spec)}
+    schema["properties"] = {"$schema": {"type": "string", "description": EDITORS_KEY_HELP}, **schema["properties"]}
+    return schema
 
 
 def _section_schema(cls: type) -> dict[str, Any]:

@@ -109,3 +109,12 @@ def test_with_its_defaults_put_in_a_task_stays_the_same(name: str) -> None:
 def test_the_committed_one_is_current() -> None:
     committed = json.loads((ROOT / "docs" / "spec.schema.json").read_text())
     assert committed == spec_json_schema(), "run `make docs`"
+
+
+def test_a_spec_may_name_its_schema() -> None:
+    """Editors look for it there; it is no part of the spec or of the name."""
+    named = {"$schema": "../docs/spec.schema.json", **MINIMAL}
+    assert spec_from_data(named) == spec_from_data(MINIMAL)
+    jsonschema.Draft202012Validator(SCHEMA).validate(named)
+    for path in (ROOT / "specs").glob("*.json"):
+        assert (path.parent / json.loads(path.read_text())["$schema"]).samefile(ROOT / "docs" / "spec.schema.json")
