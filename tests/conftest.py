@@ -1,6 +1,7 @@
 """One thread a process, Hypothesis profiles (fast, ci, thorough by HYPOTHESIS_PROFILE), and fresh stores."""
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.emulator import BUCKET, Emulator, Proxy, behind_proxy, emulator
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PJRT_DEVICE"] = "CPU"  # the real XLA, on this processor
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell without job control
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("fast", max_examples=25, **common)  # type: ignore[arg-type]

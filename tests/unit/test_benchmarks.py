@@ -71,7 +71,7 @@ def test_busy_machine_runs(tiny: str) -> None:
         "benchmarks.busy_machine", "--spec", tiny, "--blocks", "2", "--steps", "2", "--beside", "openmp"
     )
     waiting = [row["waiting"] for row in result["rows"]]  # type: ignore[attr-defined]
-    assert waiting == ["-", "spinning", "passive"][: 1 if allowed_cores() == 1 else None]
+    assert waiting == ["-", "spinning", "limited", "passive"][: 1 if allowed_cores() == 1 else None]
 
 
 @pytest.mark.skipif(not XLA_WHEELS, reason="torch_xla has wheels for Linux on x86_64 only")
