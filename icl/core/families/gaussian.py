@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from icl.core.family import TaskFamily
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from icl.core.backend import Tree
     from icl.core.family import Floats
+
+Normal: TypeAlias = "Callable[..., Tensor]"
+"""`normal(*shape)`: draws of N(0, 1) on a device, float32."""
 
 SIMPLE_BASELINES = ("least_squares", "averaging", "nearest_neighbours")
 """Predictors that know nothing of the tasks (Garg et al. 2022); `simple_predictions` computes them."""
@@ -41,13 +44,13 @@ def draw_on_device(
     batch_size: int,
     pool: "Tensor",
     generator: "Generator | None",
-    prior: "Callable[[Callable[..., Tensor]], Tensor]",
+    prior: "Callable[[Normal], Tensor]",
     outputs: "Callable[[Tensor, Tensor], Tensor]" = linear_outputs,
 ) -> "Tree":
     """What `TaskFamily.draw_on_device` returns, drawn in the order inputs, noise, tasks.
 
     Args:
-        prior: `prior(normal)` is tasks (B, task_size) of the prior, made of draws `normal(*shape)` of N(0, 1).
+        prior: `prior(normal)` is tasks (B, task_size) of the prior, made of such draws.
         outputs: the ys (B, K) without noise of xs (B, K, D) and tasks (B, task_size).
     """
     import torch
