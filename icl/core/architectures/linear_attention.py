@@ -83,7 +83,7 @@ def _parts() -> Mapping[str, Callable[..., Any]]:
     def pattern(part: Part, queries: "Tensor", keys: "Tensor", mask: "Tensor") -> "Tensor":
         weights = mask.exp()  # 1 for a key that is seen, 0 for one in the future
         weights = weights / (weights.sum(-1, keepdim=True) * queries.shape[-1] ** 0.5)
-        attended: "Tensor" = (queries @ keys.transpose(1, 2)) * weights
+        attended: Tensor = (queries @ keys.transpose(1, 2)) * weights
         return attended
 
     return {**blocks.PARTS, "block": block, "pattern": pattern}
