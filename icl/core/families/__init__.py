@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 from icl.core.families.linear import LinearTask
+from icl.core.families.relu_network import ReLUNetworkTask
 from icl.core.families.sparse_linear import SparseLinearTask
 from icl.core.family import TaskFamily
 
 FAMILIES: Mapping[str, type[TaskFamily]] = {
     "linear": LinearTask,
     "sparse_linear": SparseLinearTask,
+    "relu_network": ReLUNetworkTask,
 }
