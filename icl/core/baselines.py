@@ -182,7 +182,7 @@ def averaging_predictions(xs: Tensor, ys: Tensor) -> Tensor:
 
     Returns: (B, K, 1) float64.
     Raises: ValueError as `ridge_predictions`.
-    Source: Garg et al. 2022, section 3.
+    Source: Garg et al. 2022.
     """
     _require("averaging_predictions", xs, ys, 0.0)
     products = xs.double() * ys.double()
@@ -199,7 +199,7 @@ def nearest_neighbours_predictions(xs: Tensor, ys: Tensor, num_neighbours: int =
 
     Returns: (B, K, 1) float64.
     Raises: ValueError as `ridge_predictions`.
-    Source: Garg et al. 2022, section 3, who take 3 neighbours.
+    Source: Garg et al. 2022, who take 3 neighbours.
     """
     _require("nearest_neighbours_predictions", xs, ys, 0.0)
     batch, examples, _ = xs.shape

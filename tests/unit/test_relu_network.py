@@ -92,7 +92,7 @@ def test_gradient_descent_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_gradient_descent_beats_the_simple_baselines() -> None:
-    """As in Garg et al. 2022, section 4."""
+    """As in Garg et al. 2022."""
     task = ReLUNetworkTask(task_dim=4, num_examples=20, hidden_dim=40)
     spec = tiny_spec(task=task, evaluation=EvaluationSpec(batch_size=32))
     batch = sample_evaluation_batch(spec, "true", None)

@@ -32,7 +32,7 @@ class LinearAttention:
     over tokens, whose rows do not sum to 1. The output projection is always there, attention has no bias. Weights and
     biases begin as U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 
-    Source: von Oswald et al. 2023, section 2, without the 1 / n; Zhang et al. 2024 have it. Both mask nothing and
+    Source: von Oswald et al. 2023, without the 1 / n; Zhang et al. 2024 have it. Both mask nothing and
     put (x, y) in one token. Here x and y are tokens in turn, with learned positions, as in the other architectures, and
     layer norms are on by default: without them it did not learn in our trials.
     """

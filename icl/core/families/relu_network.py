@@ -26,7 +26,7 @@ class ReLUNetworkTask:
 
     A task is the rows of W and then a, r (D + 1) numbers.
 
-    Source: Garg et al. 2022, section 4, with D = 20, r = 100 and no noise.
+    Source: Garg et al. 2022, with D = 20, r = 100 and no noise.
     """
 
     family: Literal["relu_network"] = attrs.field(default="relu_network", validator=choice("relu_network"))
@@ -117,7 +117,7 @@ def descent_predictions(xs: "Tensor", ys: "Tensor", hidden_dim: int) -> "Tensor"
         xs: (B, K, D). ys: (B, K, 1). hidden_dim: r.
 
     Returns: (B, K, 1) float64.
-    Source: Garg et al. 2022, appendix A.3: the steps and the rate; their networks begin as PyTorch's.
+    Source: Garg et al. 2022, whose code has these steps and this rate; their networks begin as PyTorch's.
     """
     import torch
 

@@ -28,7 +28,7 @@ LASSO_SWEEPS = 100
 class SparseLinearTask:
     """y = w.x + eps as `linear`, where only s `num_nonzero` weights of w are not zero: N(0, 1), at random places.
 
-    Source: Garg et al. 2022, section 4, with D = 20, s = 3 and no noise.
+    Source: Garg et al. 2022, with D = 20, s = 3 and no noise.
     """
 
     family: Literal["sparse_linear"] = attrs.field(default="sparse_linear", validator=choice("sparse_linear"))
