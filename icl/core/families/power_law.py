@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PowerLawTask:
     """y = w.x + eps as `linear`, with w ~ N(0, Sigma): weight d has a variance ~ d^-a, a `exponent`.
 
-    d counts from 1, and the variances have the mean 1, as those, which a = 0 is. A diagonal Sigma is enough:
+    d counts from 1. The variances have the mean 1, so that a = 0 is `linear`. A diagonal Sigma is enough:
     x ~ N(0, I) looks the same in every basis.
     """
 
