@@ -1,9 +1,10 @@
-"""The two ideal predictors: ridge regression and the discrete minimum-mean-square-error posterior (dMMSE).
+"""Predictors that a model is compared with: ridge regression, posteriors over a pool of tasks, and simple ones.
 
-Both work in float64 in bounded memory, whatever the batch or the number of tasks.
+All work in float64 in bounded memory, whatever the batch or the number of tasks.
 """
 
 import math
+from collections.abc import Callable
 from numbers import Real
 
 import torch
@@ -118,3 +119,103 @@ def _likelihood(excess: Tensor, noise_variance: float) -> Tensor:
     if noise_variance == 0:
         return (excess == 0).to(excess.dtype)
     return excess.div_(-2 * noise_variance).exp_()
+
+
+def pool_predictions(
+    xs: Tensor,
+    ys: Tensor,
+    pool: Tensor,
+    noise_variance: float,
+    outputs: Callable[[Tensor, Tensor], Tensor],
+    numbers: int,
+) -> Tensor:
+    """`dmmse_predictions` for functions that are not linear: the mean of f_w(x_k) under the posterior over the pool.
+
+    Law: for outputs x.w it is `dmmse_predictions` up to rounding. Work is M outputs for each x.
+
+    Args:
+        xs: (B, K, D). ys: (B, K, 1). pool: (M, task_size). noise_variance: sigma^2 >= 0.
+        outputs: f_w(x), (B, m), of one x a sequence (B, D) and of m tasks (m, task_size).
+        numbers: what `outputs` holds for one x and one task.
+
+    Returns: (B, K, 1) float64.
+    """
+    _require("pool_predictions", xs, ys, noise_variance)
+    tasks_at_once = min(pool.shape[0], 64)
+    rows = max(1, BYTE_BUDGET // (8 * tasks_at_once * numbers))
+    parts = [
+        _pool_mean(x.double(), y.double(), pool.double(), noise_variance, outputs, tasks_at_once)
+        for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
+    ]
+    return torch.cat(parts) if xs.shape[0] else ys.double()
+
+
+def _pool_mean(
+    xs: Tensor,
+    ys: Tensor,
+    pool: Tensor,
+    noise_variance: float,
+    outputs: Callable[[Tensor, Tensor], Tensor],
+    tasks_at_once: int,
+) -> Tensor:
+    batch, examples, _ = xs.shape
+    best = xs.new_full((examples, batch, 1), math.inf)  # as in `_dmmse`
+    sums = xs.new_zeros(examples, batch, 2)  # of the weighted outputs, and of the weights
+    for tasks in torch.split(pool, tasks_at_once):
+        errors = xs.new_zeros(batch, tasks.shape[0])
+        for k in range(examples):
+            new_best = torch.minimum(best[k], errors.amin(-1, keepdim=True))
+            weights = _likelihood(errors - new_best, noise_variance)
+            decay = _likelihood(best[k] - new_best, noise_variance)
+            found = outputs(xs[:, k], tasks)
+            sums[k] = sums[k] * decay + torch.stack([(weights * found).sum(-1), weights.sum(-1)], -1)
+            best[k] = new_best
+            errors += (ys[:, k] - found).square()
+    return (sums[..., :1] / sums[..., 1:]).transpose(0, 1)
+
+
+def averaging_predictions(xs: Tensor, ys: Tensor) -> Tensor:
+    """The prediction x_k . w_k of each y with w_k = X'y / k over the first k examples, and 0 for k = 0.
+
+    Args:
+        xs: (B, K, D). ys: (B, K, 1).
+
+    Returns: (B, K, 1) float64.
+    Raises: ValueError as `ridge_predictions`.
+    Source: Garg et al. 2022.
+    """
+    _require("averaging_predictions", xs, ys, 0.0)
+    products = xs.double() * ys.double()
+    sums = products.cumsum(1) - products
+    counts = torch.arange(xs.shape[1], dtype=sums.dtype, device=sums.device).clamp(min=1)
+    return (xs * sums / counts[:, None]).sum(-1, keepdim=True)
+
+
+def nearest_neighbours_predictions(xs: Tensor, ys: Tensor, num_neighbours: int = 3) -> Tensor:
+    """The mean y of the examples before x_k that are nearest to it, of all where there are fewer, and 0 for k = 0.
+
+    Args:
+        xs: (B, K, D). ys: (B, K, 1).
+
+    Returns: (B, K, 1) float64.
+    Raises: ValueError as `ridge_predictions`.
+    Source: Garg et al. 2022, who take 3 neighbours.
+    """
+    _require("nearest_neighbours_predictions", xs, ys, 0.0)
+    batch, examples, _ = xs.shape
+    rows = max(1, BYTE_BUDGET // (8 * max(1, examples) ** 2))
+    parts = [
+        _nearest_mean(x.double(), y.double(), min(num_neighbours, examples))
+        for x, y in zip(torch.split(xs, rows), torch.split(ys, rows), strict=True)
+    ]
+    return torch.cat(parts) if batch else ys.double()
+
+
+def _nearest_mean(xs: Tensor, ys: Tensor, num_neighbours: int) -> Tensor:
+    examples = xs.shape[1]
+    later = torch.ones(examples, examples, dtype=torch.bool, device=xs.device).triu()
+    distances = torch.cdist(xs, xs, compute_mode="donot_use_mm_for_euclid_dist").masked_fill(later, math.inf)
+    nearest, places = distances.topk(num_neighbours, largest=False)
+    weights = (nearest < math.inf).to(ys.dtype)
+    found = ys[..., 0][:, None].expand(-1, examples, -1).gather(2, places)
+    return ((weights * found).sum(-1) / weights.sum(-1).clamp(min=1))[..., None]

@@ -102,12 +102,15 @@ def check_fits(spec: Spec, available_bytes: int | None) -> None:
 def _what_to_lower(spec: Spec, available_bytes: int) -> str:
     """The fields of which each alone, made small, lets the spec fit; all that count where it takes several."""
     alone = []
-    for section, fields in _SIZES:
+    for section, sizes in _SIZES:
         own = getattr(spec, section)
-        if any(getattr(own, field, None) is None for field in fields):
-            continue
+        fields = [field for field in sizes if getattr(own, field, None) is not None]
         smallest = {field: spec.model.num_heads if field == "embed_dim" else 1 for field in fields}
-        if estimate(with_fields(spec, section, **smallest)).memory() <= available_bytes:
+        try:
+            smaller = with_fields(spec, section, **smallest)
+        except SpecError:  # a size that another field of the section does not allow
+            continue
+        if estimate(smaller).memory() <= available_bytes:
             alone.append(" with ".join(f"{section}.{field} (now {getattr(own, field)})" for field in fields))
     return " or ".join(alone) or "several of " + ", ".join(
         dict.fromkeys(f"{section}.{field}" for section, fields in _SIZES for field in fields)

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 from icl.core.architecture import Architecture
+from icl.core.architectures.linear_attention import LinearAttention
 from icl.core.architectures.raventos import Raventos
 from icl.core.architectures.timaeus import Timaeus
 
 ARCHITECTURES: Mapping[str, type[Architecture]] = {
     "timaeus": Timaeus,
     "raventos": Raventos,
+    "linear_attention": LinearAttention,
 }

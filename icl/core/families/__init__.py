@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 
 from icl.core.families.linear import LinearTask
+from icl.core.families.power_law import PowerLawTask
+from icl.core.families.relu_network import ReLUNetworkTask
+from icl.core.families.sparse_linear import SparseLinearTask
 from icl.core.family import TaskFamily
 
 FAMILIES: Mapping[str, type[TaskFamily]] = {
     "linear": LinearTask,
+    "sparse_linear": SparseLinearTask,
+    "relu_network": ReLUNetworkTask,
+    "power_law": PowerLawTask,
 }

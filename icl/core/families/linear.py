@@ -1,11 +1,11 @@
 """Noisy linear regression with Gaussian tasks."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 
+from icl.core.families import gaussian
 from icl.core.rules import COUNT, as_float, choice, finite_or_none, number, optional, with_plain_values
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class LinearTask:
         converter=finite_or_none,
         validator=optional(COUNT),
         metadata={
-            "help": 'M: tasks in the pretraining pool. null (or "inf"): every task is drawn afresh from N(0, I).'
+            "help": 'M: tasks in the pretraining pool. null (or "inf"): every task is drawn afresh from the prior.'
         },
     )
     noise_variance: float = attrs.field(
@@ -60,30 +60,18 @@ class LinearTask:
         return 8 * self.num_examples**2 * self.task_dim  # the contexts of one sequence
 
     def draw_inputs(self, rng: "np.random.Generator", batch_size: int) -> "tuple[Floats, Floats]":
-        xs = rng.standard_normal((batch_size, self.num_examples, self.task_dim), "float32")
-        return xs, rng.standard_normal((batch_size, self.num_examples), "float32")
+        return gaussian.draw_inputs(self, rng, batch_size)
 
     def draw_tasks(self, rng: "np.random.Generator", count: int) -> "Floats":
         return rng.standard_normal((count, self.task_dim), "float32")
 
     def targets(self, xs: "Floats", noise: "Floats", ws: "Floats") -> "Floats":
-        ys = noise * math.sqrt(self.noise_variance)
-        for d in range(self.task_dim):  # not `@`: a fixed order of additions gives the same bits under any BLAS
-            ys += xs[:, :, d] * ws[:, None, d]
-        return ys
+        return gaussian.linear_targets(self, xs, noise, ws)
 
     def draw_on_device(self, batch_size: int, pool: "Tensor", generator: "Generator | None") -> "Tree":
-        import torch
-
-        device, (examples, dim) = pool.device, (self.num_examples, self.task_dim)
-        xs = torch.randn(batch_size, examples, dim, generator=generator, device=device, dtype=torch.float32)
-        noise = torch.randn(batch_size, examples, generator=generator, device=device, dtype=torch.float32)
-        if self.num_tasks is None:
-            ws = torch.randn(batch_size, dim, generator=generator, device=device, dtype=torch.float32)
-        else:
-            ws = pool[torch.randint(pool.shape[0], (batch_size,), generator=generator, device=device)]
-        ys = (xs * ws[:, None]).sum(-1) + noise * math.sqrt(self.noise_variance)
-        return {"xs": xs, "ys": ys[..., None]}
+        return gaussian.draw_on_device(
+            self, batch_size, pool, generator, lambda normal: normal(batch_size, self.task_dim)
+        )
 
     def predictions(self, xs: "Tensor", ys: "Tensor", pool: "Tensor | None") -> "Mapping[str, Tensor]":
         from icl.core.baselines import dmmse_predictions, ridge_predictions
