@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from icl.core.baselines import dmmse_predictions as dmmse_predictions
     from icl.core.baselines import ridge_predictions as ridge_predictions
     from icl.core.errors import SpecError as SpecError
-    from icl.core.model import predict as predict
     from icl.core.spec import Spec as Spec
     from icl.io.codec import load_spec as load_spec
     from icl.io.names import run_name as run_name
+    from icl.predictor import predict as predict
     from icl.results import Run as Run
     from icl.results import list_runs as list_runs
     from icl.results import load_run as load_run
@@ -26,7 +26,7 @@ _HOMES = {
     "get_backend": "icl.backends",
     "dmmse_predictions": "icl.core.baselines",
     "ridge_predictions": "icl.core.baselines",
-    "predict": "icl.core.model",
+    "predict": "icl.predictor",
     "Spec": "icl.core.spec",
     "SpecError": "icl.core.errors",
     "load_spec": "icl.io.codec",

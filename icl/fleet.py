@@ -8,6 +8,7 @@ from pathlib import Path
 from icl.attempt import guarded
 from icl.core.errors import SpecError
 from icl.core.spec import WandbSpec
+from icl.core.words import counted
 from icl.engines.fleet import Fleet, cancel, find_sky, job_name, launch, require_package
 from icl.engines.session import session_of
 from icl.engines.wandb import register_sweep
@@ -94,8 +95,9 @@ def _up(options: argparse.Namespace, sweep: Sweep, store: str, folder: Path) -> 
     sky = find_sky(options.sky)
     kind = "on-demand" if options.on_demand else "spot"
     print(
-        f"{options.vms} {kind} VMs ({options.accelerator}) for {len(sweep.members)} runs, each until its part is done "
-        "or `down`. They cost money from now on, and so does SkyPilot's controller, a small VM that stops when idle.",
+        f"{counted(options.vms, f'{kind} VM')} ({options.accelerator}) for {counted(len(sweep.members), 'run')}, "
+        "each until its part is done or `down`. They cost money from now on, and so does SkyPilot's controller, a "
+        "small VM that stops when idle.",
         file=sys.stderr,
     )
     if not options.yes and input("Start them? [y/N] ").strip().lower() not in ("y", "yes"):

@@ -14,6 +14,7 @@ from icl.core.model import unflatten_params
 from icl.core.plan import Plan, build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import init_state
+from icl.core.words import counted
 from icl.io.errors import CheckpointError
 from icl.io.rundir import RunDir
 from icl.resume import Setup, require_same_backend
@@ -34,8 +35,8 @@ class Late:
         return sorted(self.checkpoints | self.evaluations)
 
     def __str__(self) -> str:
-        parts = ((self.checkpoints, "checkpoints"), (self.evaluations, "evaluations"))
-        return " and ".join(f"{len(steps)} {name}" for steps, name in parts if steps)
+        parts = ((self.checkpoints, "checkpoint"), (self.evaluations, "evaluation"))
+        return " and ".join(counted(len(steps), name) for steps, name in parts if steps)
 
 
 def find_late(run: RunDir, spec: Spec, before: int) -> Late:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
+import attrs
+
 Progress: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """`progress(step, row)`: the run is at `step`, with the metrics that are due there, which may be none."""
 
@@ -43,6 +45,28 @@ def progress_bar(total_steps: int, *, leave: bool) -> Iterator[Progress]:
 
     with bar:
         yield progress
+
+
+@attrs.define
+class Deferred:
+    """A progress that raises nothing: what `progress` raises is kept, and it is not called again.
+
+    Only a KeyboardInterrupt is let through when there was one before, as `interrupted` says: it means now.
+    """
+
+    progress: Progress
+    interrupted: Callable[[], bool]
+    error: BaseException | None = None
+
+    def __call__(self, step: int, row: Mapping[str, float]) -> None:
+        if self.error is not None:
+            return
+        try:
+            self.progress(step, row)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and self.interrupted():
+                raise
+            self.error = error
 
 
 @cache

@@ -23,7 +23,7 @@ from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.loop import execute
 from icl.predictor import Predictor
-from icl.progress import Progress, progress_bar
+from icl.progress import Deferred, Progress, progress_bar
 from icl.stopping import interruptible
 
 if TYPE_CHECKING:
@@ -134,17 +134,19 @@ def train(
     """Train a spec to its end, going on from whatever its store holds, and return the run.
 
     Ctrl-C, or interrupting the kernel, saves at the end of the chunk and raises KeyboardInterrupt; a second one raises
-    it at once.
+    it at once. The handler of SIGINT that was there before is not called meanwhile, and is put back.
 
     Args:
         spec: a Spec, plain data, or the path of a JSON file.
         backend, store: override the spec's `run.backend` and `run.store`; neither changes the run's name.
         allow_backend_change: go on from a state that another backend computed.
         progress: None shows a bar with the newest losses, False shows nothing; a function is called with the step and
-            the metrics that are due there, which may be none.
+            the metrics that are due there, which may be none. What it raises stops training as Ctrl-C does, with the
+            state saved, and is raised then.
 
-    Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when another process trains the run),
-        CheckpointError, NonFiniteLossError; KeyboardInterrupt after SIGINT, when the state is saved.
+    Raises: SpecError, BackendUnavailableError, StoreError (RunOwnedError when the run is being trained already),
+        CheckpointError, NonFiniteLossError; KeyboardInterrupt after SIGINT, when the state is saved; what `progress`
+        raises.
     """
     if not (progress is None or progress is True or progress is False or callable(progress)):
         raise ValueError(f"train: got progress={progress!r}; expected None, True, False or a function of step and row.")
@@ -153,9 +155,21 @@ def train(
         showing: AbstractContextManager[Progress] = progress_bar(resolved.training.total_steps, leave=True)
     else:
         showing = nullcontext(progress or (lambda step, row: None))
-    with showing as tell, interruptible() as should_stop:
-        outcome = execute(resolved, allow_backend_change=allow_backend_change, should_stop=should_stop, progress=tell)
+    with showing as show, interruptible() as interrupted:
+        tell = Deferred(show, interrupted)
+        outcome = execute(
+            resolved,
+            allow_backend_change=allow_backend_change,
+            should_stop=lambda: interrupted() or tell.error is not None,
+            progress=tell,
+        )
         tell(outcome.step, {})
+    if tell.error is not None:
+        raise tell.error
+    if interrupted():
+        stopped = outcome.status == "interrupted"
+        end = "what was trained is saved: run it again to go on" if stopped else "the run is complete"
+        raise KeyboardInterrupt(f"interrupted, and {end}")
     return load_run(outcome.store, outcome.run)
 
 

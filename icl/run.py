@@ -2,18 +2,21 @@
 
 import argparse
 import logging
+import shutil
 import sys
+from pathlib import Path
 
 import orjson
 
 from icl.attempt import attempt, guarded
-from icl.backends import require_known
+from icl.backends import require_obeyed
 from icl.core.estimate import check_fits, estimate, format_bytes
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
+from icl.core.words import counted
 from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import decode_json, encode_spec, in_file, load_spec, spec_from_data, with_run
-from icl.io.location import resolve_location
+from icl.io.location import is_local, resolve_location
 from icl.io.names import run_name
 from icl.io.overrides import assigned, parse_assignments, read_parameters
 from icl.io.reference import fields_reference
@@ -102,20 +105,41 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(spec: Spec) -> int:
-    require_known(spec.run.backend)
-    resolve_location(spec.run.store)
+    require_obeyed(spec.run.backend, spec.training.matmul_precision)
+    location = resolve_location(spec.run.store)
     check_fits(spec, allowed_memory())
     plan, needed = build_plan(spec), estimate(spec)
-    disk = format_bytes(4 * needed.parameters * (len(plan.checkpoint) + 2 * 3))  # two resume states of three vectors
+    checkpoints = counted(len(plan.checkpoint), "distinct checkpoint")
+    evaluations = counted(len(plan.evaluate), "distinct evaluation")
+    vectors = len(plan.checkpoint) + 2 * (1 + len(spec.training.optimizer.leaves))  # two states to resume from
+    disk, free = 4 * needed.parameters * vectors, _free_bytes(location)
     _print_json(orjson.loads(encode_spec(spec)))
     print(
-        f"{run_name(spec)}: {spec.training.total_steps} steps, {len(plan.checkpoint)} distinct checkpoints, "
-        f"{len(plan.evaluate)} distinct evaluations\n"
-        f"{needed.parameters:,} parameters; at least {needed.describe()}; {disk} of storage without metrics\n"
+        f"{run_name(spec)}: {counted(spec.training.total_steps, 'step')}, {checkpoints}, {evaluations}\n"
+        f"{counted(needed.parameters, 'parameter')}; at least {needed.describe()}; {format_bytes(disk)} of storage "
+        f"without metrics{'' if free is None else f', of {format_bytes(free)} that are free'}\n"
         f"backend {spec.run.backend} is known; whether this machine has it is not looked for",
         file=sys.stderr,
     )
+    if free is not None and disk > free:
+        print(
+            f"warning: run.store: got {format_bytes(free)} free in {location}; expected {format_bytes(disk)}, which "
+            "the checkpoints and states of the whole run take. Choose another store, or ask for fewer checkpoints "
+            "(run.checkpoint_at).",
+            file=sys.stderr,
+        )
     return 0
+
+
+def _free_bytes(location: str) -> int | None:
+    """Bytes free where a local store is or would be made; None for another store, or where that is not told."""
+    if not is_local(location):
+        return None
+    folder = Path(location)
+    try:
+        return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    except OSError:
+        return None
 
 
 def _print_json(data: object) -> None:

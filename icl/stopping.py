@@ -131,9 +131,10 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed inside, or a notebook's kernel interrupted; leaving then raises KeyboardInterrupt.
+    """Whether Ctrl-C was pressed inside, or a notebook's kernel interrupted; also to be asked afterwards.
 
-    A second time raises it at once. In a thread that is not the main one, where no signal arrives, nothing is done.
+    A second time raises KeyboardInterrupt at once. The handler that was there before is put back. In a thread that is
+    not the main one, where no signal arrives, nothing is done.
     """
     before: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -153,8 +154,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
-        raise KeyboardInterrupt("interrupted, and what was trained is saved: run it again to go on")
 
 
 def _leave(code: int, line: str) -> NoReturn:

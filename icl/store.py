@@ -8,6 +8,7 @@ import orjson
 
 from icl.attempt import guarded
 from icl.core.errors import SpecError
+from icl.core.words import counted
 from icl.exit_codes import ExitCode, describe_exit_codes
 from icl.io.codec import spec_to_data
 from icl.io.location import resolve_location
@@ -101,9 +102,9 @@ def _export(store: Store, name: str, destination: str, form: str, steps: list[in
         raise SpecError("--step: got a step; expected none with --format icl, which copies the whole run.")
     target = open_store(destination)
     if form == "icl":
-        _print(f"{name}: {copy_run(run, target)} objects in {destination}/{name}")
+        _print(f"{name}: {counted(copy_run(run, target), 'object')} in {destination}/{name}")
     else:
-        _print(f"{name}: {export_checkpoints(run, spec, target, steps)} checkpoints in {destination}/{name}")
+        _print(f"{name}: {counted(export_checkpoints(run, spec, target, steps), 'checkpoint')} in {destination}/{name}")
     return 0
 
 
@@ -115,10 +116,10 @@ def _import(store: Store, url: str) -> int:
     if is_run_folder(source):
         parent, _, name = resolve_location(url).rpartition("/")
         run, _ = read_run(open_store(parent or "/", create=False), name)
-        _print(f"{name}: {copy_run(run, store)} objects in {store.url}")
+        _print(f"{name}: {counted(copy_run(run, store), 'object')} in {store.url}")
     else:
         run, count = import_checkpoints(source, store)
-        _print(f"{run.name}: {count} checkpoints in {store.url}")
+        _print(f"{run.name}: {counted(count, 'checkpoint')} in {store.url}")
     return 0
 
 
@@ -131,9 +132,8 @@ def _verify(store: Store, names: list[str]) -> int:
         run = RunDir(store, name)  # not its spec: a damaged spec is a fault to report, not the end
         found = list(verify_run(run))
         faults += len(found)
-        _print(
-            f"{name}: {len(found)} faults" if found else f"{name}: intact, {len(run.checkpoint_steps())} checkpoints"
-        )
+        intact = f"intact, {counted(len(run.checkpoint_steps()), 'checkpoint')}"
+        _print(f"{name}: {counted(len(found), 'fault') if found else intact}")
         for fault in found:
             _print(f"  {fault}")
     return ExitCode.STORE if faults else ExitCode.COMPLETE

@@ -1,6 +1,7 @@
 """The table of backends; an adapter is loaded when it is first asked for. Nothing here falls back to another device."""
 
 import importlib
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from icl.backends.kinds import CPU, CUDA, TPU, DeviceKind
+from icl.backends.precision import require_precision_of_cpu
 from icl.core.errors import BackendUnavailableError
 
 if TYPE_CHECKING:  # it needs torch, which a command line that trains nothing does not load
@@ -94,6 +96,20 @@ def require_known(name: str) -> None:
         raise BackendUnavailableError(
             f"backend: got {name!r}; expected one of {known}, or package.module:Class. Correct `run.backend`."
         )
+
+
+def require_obeyed(name: str, matmul_precision: str) -> None:
+    """Raises BackendUnavailableError when no device here that such a backend runs on could obey the spec.
+
+    Nothing is loaded or looked for: what a backend of another package refuses is not known.
+    """
+    require_known(name)
+    if name in BACKENDS and (BACKENDS[name].kinds == (CPU,) or _is_xla_on_cpu(name)):
+        require_precision_of_cpu(name, matmul_precision)
+
+
+def _is_xla_on_cpu(name: str) -> bool:
+    return name == "xla" and os.environ.get("PJRT_DEVICE") == CPU.name.upper()
 
 
 def available_backends() -> dict[str, str]:

@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity
 from icl.backends.eager import compile_eagerly, compile_steps_eagerly, trace_eagerly
 from icl.backends.kernels import kernels_digest
 from icl.backends.numerics import pinned_numerics
+from icl.backends.precision import require_precision_of_cpu
 from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
-from icl.core.errors import BackendUnavailableError
 
 
 class CPUBackend:
@@ -22,11 +22,7 @@ class CPUBackend:
     name = "cpu"
 
     def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
-        if matmul_precision != "highest":
-            raise BackendUnavailableError(
-                f"backend cpu: got matmul_precision {matmul_precision!r}; expected 'highest', whose result does not "
-                "depend on the kind of processor. Set `training.matmul_precision` or choose another backend."
-            )
+        require_precision_of_cpu(self.name, matmul_precision)
         self._matmul_precision = matmul_precision
         self._threads = resolve_threads(threads)
         self._pinned = partial(pinned_numerics, matmul_precision, threads=self._threads)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from icl.backends.numerics import pinned_numerics
+from icl.backends.precision import require_precision_of_cpu
 from icl.backends.shapes import BoundShapes, check_chunk
 from icl.backends.threads import resolve_threads
 from icl.core.backend import Advance, Step, Tree
@@ -41,11 +42,8 @@ class XLABackend:
 
     def __init__(self, matmul_precision: str = "highest", threads: int | None = None) -> None:
         torch_xla, self._kind = _import_for_device()
-        if self._kind == "CPU" and matmul_precision != "highest":
-            raise BackendUnavailableError(
-                f"backend xla: got matmul_precision {matmul_precision!r} on the CPU; expected 'highest', the only "
-                "one it has. Set `training.matmul_precision`."
-            )
+        if self._kind == "CPU":
+            require_precision_of_cpu(self.name, matmul_precision)
         # It advises against changing the precision; here every program is traced under its own and keeps it.
         logging.getLogger("torch_xla.backends").setLevel(logging.ERROR)
         self._matmul_precision = matmul_precision

@@ -1,7 +1,9 @@
 """The Architecture protocol: a model as pure functions of a flat tree of parameters, and the parts it is made of."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import attrs
 
 if TYPE_CHECKING:  # so that a spec is read without PyTorch
     import numpy as np
@@ -17,10 +19,11 @@ Call: TypeAlias = Callable[..., Any]
 """`call(name, *inputs)`: what the part of that full name, such as "blocks.0.attention", makes of its inputs."""
 
 
-class Part(NamedTuple):
+@attrs.define(eq=False)  # not frozen, which takes three times as long to make and which torch.compile does not trace
+class Part:
     """One part of a model: `params` holds its own parameters, by full name, and `call` reaches the parts inside it.
 
-    A tuple, because one is made at every call, which is the host's time on a fast device.
+    One is made at every call, which is the host's time on a fast device.
     """
 
     model: Any

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from icl.core.architecture import Architecture, Part, Shapes
-from icl.core.architectures.blocks import causal_mask, embed
 from icl.core.backend import Tree
 from icl.core.seeds import derive_generator
 from icl.core.spec import Spec
@@ -50,7 +48,6 @@ def computation(model: Architecture, name: str) -> Callable[..., Any]:
     return model.parts()[_kind(name)]
 
 
-@cache
 def _kind(name: str) -> str:
     last = name.rpartition(".")[2]
     return "block" if last.isdecimal() else last
@@ -74,34 +71,3 @@ def predict(model: Architecture, params: Mapping[str, Tensor], xs: Tensor, ys: T
         return parts[_kind(name)](Part(model, params, name, call), *inputs)
 
     return model.predict(call, xs, ys)
-
-
-def attention_patterns(model: Architecture, params: Mapping[str, Tensor], xs: Tensor, ys: Tensor) -> list[Tensor]:
-    """How much every token attends to every other, for each layer, in the order x_1, y_1, x_2, y_2, ..., x_K, y_K.
-
-    All 2K tokens are computed in every layer, also the rows that `predict` leaves out because nothing reads them: those
-    of y tokens in the last layer and of y_K in all. Rows sum to 1 and are 0 for later tokens.
-
-    Args:
-        model: one whose parts are those of `icl.core.architectures.blocks`.
-        params, xs, ys: as `predict`; here the last of ys is read.
-
-    Returns: for each layer (B, H, 2K, 2K) float32, queries before keys.
-    """
-    batch, examples, _ = xs.shape
-    patterns: list[Tensor] = []
-    parts = model.parts()
-
-    def call(name: str, *inputs: Any) -> Any:
-        result = parts[_kind(name)](Part(model, params, name, call), *inputs)
-        if name.endswith(".pattern"):
-            patterns.append(result)
-        return result
-
-    mask = causal_mask(examples, examples, xs)
-    carried = embed(call, xs, ys)
-    for layer in range(model.num_layers):
-        carried = call(f"blocks.{layer}", carried, mask)
-    places = torch.arange(2 * examples, device=xs.device).view(2, examples).T.reshape(-1)  # of x_1, y_1, x_2, ...
-    shape = (batch, model.num_heads, 2 * examples, 2 * examples)
-    return [pattern.reshape(shape)[:, :, places][..., places] for pattern in patterns]

@@ -27,6 +27,15 @@ def require_sequences(where: str, xs: object, ys: object, *, dim: int | None = N
         )
 
 
+def require_shape(where: str, output: object, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless what a part of a model has given is a tensor of that shape."""
+    if not isinstance(output, Tensor) or output.shape != shape:
+        raise ValueError(
+            f"{where}: got output {_told(output)}; expected a tensor {shape}. Have the hook, or the module put in its "
+            "place, return that shape."
+        )
+
+
 def require_place(where: str, like: Tensor, **inputs: Tensor) -> None:
     """Raise ValueError unless the inputs have the dtype and the device of the parameters, of which `like` is one."""
     for name, value in inputs.items():

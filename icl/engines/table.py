@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from icl.core.words import counted
 from icl.engines.pace import rate_in_words, time_in_words
 from icl.io.states import RunState
 
@@ -60,7 +61,7 @@ def describe_states(states: Sequence[RunState], labels: Iterable[str]) -> list[s
 
 def _counts(status: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in status["counts"].items() if count)
-    return f"{sum(status['counts'].values())} runs: {counts}"
+    return f"{counted(sum(status['counts'].values()), 'run')}: {counts}"
 
 
 def _pace(status: Mapping[str, Any]) -> list[str]:

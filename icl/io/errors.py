@@ -14,7 +14,7 @@ class MissingObjectError(StoreError):
 
 
 class RunOwnedError(StoreError):
-    """Another process is training the run; nothing is wrong."""
+    """The run is being trained already, by another process or by this one; nothing is wrong."""
 
 
 class CheckpointError(RuntimeError):

@@ -12,6 +12,7 @@ from icl.core.backend import Tree, identical
 from icl.core.errors import SpecError
 from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
+from icl.core.words import counted
 from icl.io.codec import decode_spec
 from icl.io.errors import CheckpointError, MissingObjectError, StoreConflictError, StoreError
 from icl.io.formats import Format, decode_params, encode_params, format_of
@@ -33,7 +34,7 @@ def copy_run(run: RunDir, target: Store) -> int:
     faults = list(verify_run(run))
     if faults:
         raise CheckpointError(
-            f"{run.name}: got {len(faults)} faults ({faults[0]}); expected an intact run. Mend it first."
+            f"{run.name}: got {counted(len(faults), 'fault')} ({faults[0]}); expected an intact run. Mend it first."
         )
     inside = set(run.store.list(run.name))
     paths = [f"{run.name}/{folder}/{name}" for folder in _FOLDERS for name in run.store.list(f"{run.name}/{folder}")]
@@ -106,7 +107,14 @@ def import_checkpoints(source: Store, target: Store) -> tuple[RunDir, int]:
     }  # all are right before one is published
     run = open_run(target, spec)
     for step, (params, origin) in sorted(loaded.items()):
-        run.save_checkpoint(step, params, {"backend": origin, "icl": __version__})
+        try:
+            run.save_checkpoint(step, params, {"backend": origin, "icl": __version__})
+        except StoreConflictError:
+            raise StoreConflictError(
+                f"{source.url}/{files[step]}: got other parameters than {target.url}/{run.name} has at step {step}; "
+                "expected the same, since they were imported or trained there before. What is there stays. Import into "
+                "another store, or change the spec beside the files if this is another run, as by seeds.init."
+            ) from None
     return run, len(loaded)
 
 

@@ -30,7 +30,7 @@ _LARGEST_SPEC = 2**16  # bytes
 
 @attrs.frozen
 class RunSummary:
-    """A run as a listing shows it: `step` is the newest one it can be resumed from."""
+    """A run as a listing shows it: `step` is the newest one it can be resumed from, or else whose parameters it has."""
 
     name: str
     status: str
@@ -160,14 +160,16 @@ def saved_steps(store: Store, run: str, folder: str) -> list[int]:
 
 
 def list_runs(store: Store) -> list[RunSummary]:
-    """Every run of a store, M4 before M16 and Minf last, from two listings each and without opening a file."""
+    """Every run of a store, M4 before M16 and Minf last, from at most three listings each and no file."""
 
     def summary(name: str) -> RunSummary | None:
         inside = store.list(name) if is_run_name(name) else []
         if "spec.json" not in inside:
             return None
         status = "complete" if "complete.json" in inside else "incomplete"
-        return RunSummary(name, status, max(saved_steps(store, name, "state"), default=0))
+        # An imported run has no state.
+        steps = saved_steps(store, name, "state") or saved_steps(store, name, "checkpoints")
+        return RunSummary(name, status, max(steps, default=0))
 
     return [found for found in store.map(summary, sorted(store.list(), key=natural_order)) if found]
 

@@ -50,8 +50,8 @@ def owned(
         every: seconds between two heartbeats; None takes and checks nothing.
         should_stop: asked while another process is watched; when true ownership is given up unseen.
 
-    Raises: RunOwnedError when another process is alive and trains it; also when storage fails inside after another has
-        taken over, since then both may have acted on the same files.
+    Raises: RunOwnedError when another process is alive and trains it, or this one does already; also when storage fails
+        inside after another has taken over, since then both may have acted on the same files.
     """
     if every is None:
         yield Ownership()
@@ -142,6 +142,11 @@ def _claim(store: Store, folder: str, beat: Mapping[str, object], should_stop: C
     while True:
         watching = time.monotonic() - watched_since
         seen = _read_newest(store, folder)
+        if presence.is_ours(seen.owner.get("token")):
+            raise RunOwnedError(
+                f"{store.url}/{folder}: got a run that this process trains already; expected it to be trained once "
+                "at a time. Wait for that to end, which a progress function cannot, or open it with icl.load_run."
+            )
         silent = watched is not None and watched.data == seen.data and watching >= _SILENT_INTERVALS * seen.every
         if silent:
             logger.warning("%s: %s has been silent for %g s: taking over", folder, _who(seen), watching)

@@ -20,6 +20,9 @@ _FOLDER = "/dev/shm"  # in memory on every Linux; where it is missing nothing is
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
+_held = set[tuple[int, str]]()  # process and token; a forked child has its parent's tokens, which are not its own
+
+
 @attrs.define
 class Announcement:
     """A token, and whether its lock is to be left for others to find free."""
@@ -33,9 +36,12 @@ def announced() -> Iterator[Announcement]:
     """A new token, whose lock this process holds while inside."""
     announcement = Announcement(secrets.token_hex(8))
     descriptor = _hold(announcement.token)
+    ours = os.getpid(), announcement.token
+    _held.add(ours)
     try:
         yield announcement
     finally:
+        _held.discard(ours)
         if descriptor is not None:
             if not announcement.remembered:
                 _remove(announcement.token)
@@ -48,6 +54,11 @@ def this_process() -> str:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(announced()).token
+
+
+def is_ours(token: object) -> bool:
+    """Whether this very process has announced a token and not ended it."""
+    return (os.getpid(), token) in _held
 
 
 def look(token: object) -> Literal["alive", "ended", "unknown"]:

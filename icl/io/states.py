@@ -9,6 +9,7 @@ import attrs
 from icl.core.plan import build_plan
 from icl.core.spec import Spec
 from icl.core.status import RunStatus
+from icl.core.words import counted
 from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest, saved_steps
 from icl.io.owner import Heartbeat, read_heartbeat
@@ -57,7 +58,7 @@ def run_states(
 def _count_late(store: Store, name: str, spec: Spec) -> str:
     """What a complete run lacks of what its spec asks for, in words; empty when nothing."""
     missing = {*build_plan(spec).checkpoint} - {*saved_steps(store, name, "checkpoints")}
-    late = [f"{len(missing)} checkpoints"] if missing else []
+    late = [counted(len(missing), "checkpoint")] if missing else []
     # An attempt that completed has made every evaluation of its cadence.
     cadences = [half.evaluate_at for half, _ in Manifest(store, name).run_halves(spec) if half]
     if cadences and spec.run.evaluate_at not in cadences:

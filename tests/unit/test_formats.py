@@ -20,7 +20,7 @@ from icl.core.model import init_params, parameter_shapes
 from icl.core.spec import EvaluationSpec, RunSpec, Spec, StepsSpec, TrainingSpec
 from icl.io.errors import CheckpointError
 from icl.io.formats import FORMATS, decode_params, encode_params
-from icl.results import Run, load_run, train
+from icl.results import Run, list_runs, load_run, train
 from tests.golden.references import NAMES, load_reference
 
 TASK = LinearTask(task_dim=3, num_examples=4)
@@ -160,6 +160,7 @@ def test_checkpoints_leave_and_come_back(run: Run, store_url: str, tmp_path: Pat
         assert command("import", tmp_path / "back", f"{exported}/{run.name}") == 0
     back = load_run(str(tmp_path / "back"), run.name)
     assert (back.steps, back.status) == (run.steps, "incomplete")
+    assert [summary.step for summary in list_runs(tmp_path / "back")] == [run.steps[-1]]
     assert all(identical(back.params(step), run.params(step)) for step in run.steps)
     assert command("verify", tmp_path / "back") == 0
     again = train(run.spec, store=str(tmp_path / "back"))  # what is there is what training makes
@@ -207,7 +208,8 @@ def test_mistakes_are_one_line(run: Run, tmp_path: Path, capfd: pytest.CaptureFi
     assert command("export", tmp_path / "store", run.name, out, "--format", form) == 4
     assert "got other contents" in capfd.readouterr().err
     assert command("import", tmp_path / "store", folder) == 4  # step 0 with the bits of step 1
-    assert "got tensors with SHA-256" in capfd.readouterr().err
+    told = f"{checkpoint}: got other parameters than {tmp_path}/store/{run.name} has at step 0;"
+    assert told in capfd.readouterr().err
     checkpoint.unlink()
     checkpoint.with_stem("step-5").write_bytes(b"")
     assert command("import", tmp_path / "back", folder) == 4

@@ -67,7 +67,11 @@ def test_a_name_that_is_no_epoch_is_nobodys(store: Store, name: str) -> None:
         assert "000000000001.json" in beats(store)
 
 
-def test_a_second_is_refused_and_told_who_owns_it(store: Store) -> None:
+def test_a_second_is_refused_and_told_who_owns_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = pytest.raises(RunOwnedError, match="that this process trains already")
+    with owned(store, "run", every=EVERY), ours, owned(store, "run", every=9.0):
+        pass
+    monkeypatch.setattr(presence, "is_ours", lambda token: False)  # as another process sees it
     pattern = rf"s ago or less from process {os.getpid()} on .*; expected no other process .* Nothing is wrong"
     with owned(store, "run", every=EVERY), pytest.raises(RunOwnedError, match=pattern), owned(store, "run", every=9.0):
         pass
@@ -104,6 +108,7 @@ with announced() as process:
 def test_a_living_owner_that_cannot_be_seen_is_let_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's behind a hidden /proc, or another container's, on the same machine."""
     monkeypatch.setattr(owner, "_SILENT_INTERVALS", 400)  # a busy machine is silent for long
+    monkeypatch.setattr(presence, "is_ours", lambda token: False)
     with owned(store, "run", every=EVERY) as ownership:
         monkeypatch.setattr(presence, "look", lambda token: "unknown")
         with pytest.raises(RunOwnedError, match=f"process {os.getpid()} on"), owned(store, "run", every=EVERY):

@@ -1,4 +1,4 @@
-"""The trained transformer as a module: bits, names, order, hooks, attention, and what it says of wrong inputs."""
+"""The trained transformer as a module: bits, names, order, attention, and what it says of wrong inputs."""
 
 import copy
 import math
@@ -8,52 +8,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
 
-from icl.core.architectures.raventos import Raventos
-from icl.core.architectures.timaeus import Timaeus
+import icl
 from icl.core.backend import identical
 from icl.core.families.linear import LinearTask
-from icl.core.model import attention_patterns, init_params, parameter_shapes, predict
+from icl.core.model import init_params, parameter_shapes, predict
 from icl.core.spec import Spec
 from icl.predictor import Predictor
 from icl.testing import tiny_spec
-
-MODELS = {
-    "timaeus": Timaeus(num_heads=2, embed_dim=8),
-    "timaeus-bare": Timaeus(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
-    "raventos": Raventos(num_heads=2, embed_dim=8, num_layers=3),
-}
+from tests.predictors import MODELS, SPECS, fields, random_params, recorded, sequences
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest) -> Spec:
-    return tiny_spec(model=MODELS[request.param])
-
-
-def sequences(spec: Spec, batch: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (batch, spec.task.num_examples, spec.task.task_dim)
-    return torch.randn(shape, generator=generator), torch.randn((*shape[:2], 1), generator=generator)
-
-
-def fields(spec: Spec) -> Any:
-    """The section of the architecture, with its own fields."""
-    return spec.model
-
-
-def random_params(spec: Spec) -> dict[str, Tensor]:
-    """Every parameter in play: at the initialisation biases are 0 and layer norms the identity."""
-    generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(shape, generator=generator) for name, shape in parameter_shapes(spec).items()}
-
-
-def recorded(model: nn.Module) -> list[tuple[str, Any]]:
-    """What every module computes from now on, in order."""
-    seen: list[tuple[str, Any]] = []
-    for name, part in model.named_modules():
-        part.register_forward_hook(lambda _, inputs, output, name=name: seen.append((name, output)))
-    return seen
+    return SPECS[request.param]
 
 
 @pytest.mark.parametrize("examples", [1, 2, 4, 9])
@@ -92,76 +60,6 @@ def test_names_and_order_are_those_of_the_checkpoint(spec: Spec) -> None:
     other = Predictor(spec, init_params(spec))
     other.load_state_dict(params)
     assert identical(dict(other.state_dict()), params)
-
-
-def test_hooks_fire_in_every_part(spec: Spec) -> None:
-    xs, ys = sequences(spec)
-    model = Predictor(spec, random_params(spec))
-    seen = recorded(model)
-    model(xs, ys)
-    order = [name for name, _ in seen]
-    assert sorted(order) == sorted(name for name, _ in model.named_modules() if name != "blocks")
-    held = {name.rpartition(".")[0] for name in parameter_shapes(spec)}
-    assert held <= set(order)
-    assert {f"blocks.{spec.model.num_layers - 1}{inner}" for inner in ("", ".attention", ".mlp")} <= set(order)
-
-
-def test_hooks_see_the_documented_shapes(spec: Spec) -> None:
-    (xs, ys), model = sequences(spec), Predictor(spec, random_params(spec))
-    seen = recorded(model)
-    model(xs, ys)
-    outputs = dict(seen)
-    batch, examples, _ = xs.shape
-    embed, heads = fields(spec).embed_dim, fields(spec).num_heads
-    tokens, last = 2 * examples - 1, spec.model.num_layers - 1
-    assert outputs["token_embedding"].shape == (tokens, batch, embed)
-    for layer in range(last + 1):
-        queries = examples if layer == last else tokens
-        assert outputs[f"blocks.{layer}"].shape == (queries, batch, embed)
-        assert outputs[f"blocks.{layer}.mlp.hidden"].shape == (queries, batch, fields(spec).mlp_dim)
-        assert outputs[f"blocks.{layer}.attention.pattern"].shape == (batch * heads, queries, tokens)
-        assert [part.shape[1] for part in outputs[f"blocks.{layer}.attention.qkv"]] == [queries, tokens, tokens]
-    natural = attention_patterns(spec.model, dict(model.named_parameters()), xs, ys)[last][:, :, ::2]
-    seen_pattern = outputs[f"blocks.{last}.attention.pattern"].view(batch, heads, examples, tokens)
-    # Other matrix shapes may add in another order: float32 rounding of values of at most 1.
-    torch.testing.assert_close(seen_pattern[..., :examples], natural[..., ::2], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(seen_pattern[..., examples:], natural[..., 1:-1:2], rtol=1e-5, atol=1e-5)
-
-
-def test_what_a_hook_returns_takes_the_place_of_the_output(spec: Spec) -> None:
-    """An ablation: without attention no prediction can depend on another token."""
-    (xs, ys), model = sequences(spec), Predictor(spec, random_params(spec))
-    changed = ys.flip(1)
-    assert not model(xs, ys).equal(model(xs, changed))
-    for name, part in model.named_modules():
-        if name.endswith(".attention"):
-            part.register_forward_hook(lambda _, inputs, output: torch.zeros_like(output))
-    assert model(xs, ys).equal(model(xs, changed))
-
-
-def test_a_part_runs_alone(spec: Spec) -> None:
-    (xs, ys), params = sequences(spec), random_params(spec)
-    model = Predictor(spec, params)
-    seen = recorded(model)
-    predicted = model(xs, ys)
-    residual = dict(seen)[f"blocks.{spec.model.num_layers - 1}"]
-    read_out = model.get_submodule("final_layer_norm")(residual) if fields(spec).layer_norm else residual
-    assert model.get_submodule("unembedding")(read_out).transpose(0, 1).equal(predicted)
-
-
-def test_it_can_be_copied_converted_and_called_functionally(spec: Spec) -> None:
-    (xs, ys), params = sequences(spec), random_params(spec)
-    model = Predictor(spec, params)
-    assert torch.func.functional_call(model, init_params(spec), (xs, ys)).equal(
-        predict(spec.model, init_params(spec), xs, ys)
-    )
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        next(twin.parameters()).zero_()
-    assert model.requires_grad_(False)(xs, ys).equal(predict(spec.model, params, xs, ys))
-    # float32 against float64, relative to the largest of values that these random parameters make large.
-    double = model.double()(xs.double(), ys.double())
-    assert (double - predict(spec.model, params, xs, ys)).abs().max() < 1e-4 * double.abs().max()
 
 
 def direct_patterns(spec: Spec, params: dict[str, Tensor], xs: Tensor, ys: Tensor) -> list[Tensor]:
@@ -257,6 +155,26 @@ def test_wrong_inputs_are_explained(case: str) -> None:
         model(xs, ys)
     with pytest.raises(ValueError, match=rf"^attention_patterns: {words}"):
         model.attention_patterns(xs, ys)
+    with pytest.raises(ValueError, match=r"^predict: got [xy]s "):
+        icl.predict(tiny_spec().model, init_params(tiny_spec()), xs, ys)
+
+
+def test_a_wrong_model_or_wrong_parameters_are_explained() -> None:
+    spec = tiny_spec()
+    params, (xs, ys) = init_params(spec), sequences(spec)
+    assert icl.predict(spec.model, params, xs[:, :2], ys[:, :2]).equal(
+        predict(spec.model, params, xs[:, :2], ys[:, :2])
+    )
+    with pytest.raises(ValueError, match=r"^predict: got a model of type Spec; .* Give run\.spec\.model"):
+        icl.predict(spec, params, xs, ys)  # type: ignore[arg-type]
+    lacking = {name: value for name, value in params.items() if name != "unembedding.bias"}
+    with pytest.raises(ValueError, match=r"^predict: got no parameter unembedding\.bias;"):
+        icl.predict(spec.model, lacking, xs, ys)
+    other = params | {"blocks.0.mlp.output.weight": torch.zeros(3, 3)}
+    with pytest.raises(
+        ValueError, match=r"^predict: got .* with blocks\.0\.mlp\.output\.weight \(3, 3\); expected \(8, 8\)"
+    ):
+        icl.predict(spec.model, other, xs, ys)
 
 
 def test_any_k_up_to_the_specs_is_fine() -> None:
@@ -265,25 +183,3 @@ def test_any_k_up_to_the_specs_is_fine() -> None:
     model = Predictor(spec, init_params(spec))
     assert [tuple(model(xs[:, :k], ys[:, :k]).shape) for k in (1, 4)] == [(6, 1, 1), (6, 4, 1)]
     assert np.isfinite(model(xs, ys).detach().numpy()).all()
-
-
-@pytest.mark.parametrize("leaf", ["weight", "bias"])
-def test_what_takes_the_place_of_a_parameter_is_used(leaf: str) -> None:
-    """Pruning, parametrizations, tying and plain tensors leave no unique parameter of that name."""
-    spec = tiny_spec(model=MODELS["timaeus"])
-    params, (xs, ys) = random_params(spec), sequences(spec)
-    expected = predict(spec.model, params, xs, ys)
-
-    def model() -> Any:
-        return Predictor(spec, params).requires_grad_(False)
-
-    pruned, parametrized, plain, tied = model(), model(), model(), model()
-    prune.identity(pruned.blocks[0].mlp.hidden, leaf)  # type: ignore[no-untyped-call]
-    parametrize.register_parametrization(parametrized.final_layer_norm, leaf, nn.Identity())
-    delattr(plain.final_layer_norm, leaf)
-    setattr(plain.final_layer_norm, leaf, params[f"final_layer_norm.{leaf}"])
-    for one in (pruned, parametrized, plain):
-        assert torch.equal(one(xs, ys), expected)
-    setattr(tied.blocks[1].mlp_layer_norm, leaf, getattr(tied.blocks[0].mlp_layer_norm, leaf))
-    shared = {**params, f"blocks.1.mlp_layer_norm.{leaf}": params[f"blocks.0.mlp_layer_norm.{leaf}"]}
-    assert torch.equal(tied(xs, ys), predict(spec.model, shared, xs, ys))

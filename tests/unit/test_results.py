@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from icl.core.metrics import squared_error
 from icl.core.model import parameter_shapes, predict
 from icl.core.step import init_state
 from icl.io.codec import spec_to_data, with_run
-from icl.io.errors import CheckpointError, StoreError
+from icl.io.errors import CheckpointError, RunOwnedError, StoreError
 from icl.testing import tiny_spec, with_training
 
 SPEC = tiny_spec()
@@ -158,6 +159,72 @@ def test_an_interrupt_saves_and_stops_and_training_goes_on_afterwards(run: icl.R
     assert 10 <= summary.step < 20
     assert (signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)) == before
     assert identical(icl.train(spec).params(20), run.params(20))
+
+
+def test_an_interrupt_that_comes_too_late_says_that_the_run_is_complete(tmp_path: Path) -> None:
+    told = list[int]()
+
+    def interrupt(step: int, row: Mapping[str, float]) -> None:
+        if step == 20 and not told:
+            told.append(step)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(2):  # just complete, and complete already
+        told.clear()
+        with pytest.raises(KeyboardInterrupt, match=r"^interrupted, and the run is complete$"):
+            icl.train(SPEC, store=tmp_path, progress=interrupt)
+    assert icl.list_runs(tmp_path)[0].status == "complete"
+
+
+def test_a_second_interrupt_means_now_also_in_a_progress_function(tmp_path: Path) -> None:
+    def interrupt(step: int, row: Mapping[str, float]) -> None:
+        told.append(step)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    told: list[int] = []
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        icl.train(SPEC, store=tmp_path, progress=interrupt)
+    assert told == [0]
+    assert icl.list_runs(tmp_path)[0].step == 0
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), KeyboardInterrupt("mine"), SystemExit("mine")])
+@pytest.mark.parametrize("at", [0, 4, 20])
+def test_what_a_progress_function_raises_comes_after_the_state_is_saved(
+    run: icl.Run, error: BaseException, at: int, tmp_path: Path
+) -> None:
+    spec = with_run(SPEC, store=str(tmp_path), save_state_every=1000, max_chunk=4)
+
+    def fail(step: int, row: Mapping[str, float]) -> None:
+        if step >= at:
+            raise error
+
+    with pytest.raises(type(error), match=r"^mine$"):
+        icl.train(spec, progress=fail)
+    (summary,) = icl.list_runs(tmp_path)
+    assert at <= summary.step <= at + 4
+    assert summary.step > 0
+    assert identical(icl.train(spec, progress=False).params(20), run.params(20))
+
+
+def test_training_a_run_within_itself_or_in_another_thread_is_said(tmp_path: Path) -> None:
+    told = []
+
+    def again(step: int, row: Mapping[str, float]) -> None:
+        def train() -> None:
+            with pytest.raises(RunOwnedError, match=r"got a run that this process trains already; .*icl\.load_run"):
+                icl.train(SPEC, store=tmp_path, progress=False)
+            told.append(step)
+
+        if step == 10:
+            train()
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+
+    assert icl.train(SPEC, store=tmp_path, progress=again).status == "complete"
+    assert told == [10, 10]
 
 
 def test_importing_icl_imports_nothing_heavy() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,7 +223,9 @@ def test_check_says_what_the_run_takes(spec: Path, capsys: pytest.CaptureFixture
     # 4 bytes for each of 1,012 parameters in three checkpoints, and in two states of three vectors
     assert "\n1,012 parameters; at least " in told
     assert " of memory (" in told
-    assert "; 36.4 kB of storage without metrics\nbackend cpu is known" in told
+    assert "; 36.4 kB of storage without metrics, of " in told
+    assert " that are free\nbackend cpu is known" in told
+    assert "warning" not in told
 
 
 def test_check_refuses_a_backend_that_does_not_exist(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +234,43 @@ def test_check_refuses_a_backend_that_does_not_exist(spec: Path, capsys: pytest.
     assert out == ""
     known = "cpu, cuda, xla, or package.module:Class"
     assert err == f"error: backend: got 'cpuu'; expected one of {known}. Correct `run.backend`.\n"
+
+
+def test_check_warns_of_a_disk_that_is_too_full(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def disk_usage(folder: Path) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=1000)
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    assert main([str(spec), "--check", "--store", str(tmp_path / "not" / "there")]) == 0
+    told = capsys.readouterr().err
+    assert asked == [tmp_path]
+    assert f"warning: run.store: got 1 kB free in {tmp_path}/not/there; expected 36.4 kB, which" in told
+    assert main([str(spec), "--check", "--store", "memory://elsewhere"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["cpu", "xla"])
+def test_check_refuses_what_the_backend_refuses(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the run would, and without a device."""
+    path = written(tmp_path, changed("training.matmul_precision", "high"))
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert main([str(path), "--check", "--backend", backend]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: backend {backend}: got matmul_precision 'high' on the CPU; expected 'highest'")
+    if backend == "cpu":
+        assert main([str(path), "--store", str(tmp_path / "store")]) == 3
+        assert capsys.readouterr().err.endswith(err)
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert main([str(path), "--check", "--backend", "cuda"]) == 0
+    assert main([str(path), "--check", "--backend", "xla"]) == 0
 
 
 def test_check_refuses_a_store_that_is_no_place(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:

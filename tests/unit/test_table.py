@@ -28,7 +28,7 @@ def test_a_terminal_is_rewritten_in_place() -> None:
     table = Table(stream)
     table.show(status(100))
     first = stream.getvalue()
-    assert "1 runs: 1 running" in first
+    assert "1 run: 1 running" in first
     assert "#####                 25%       100  L2H4-M1" in first
     assert "cpu:1    idle" in first
     table.show(status(200))
@@ -43,7 +43,7 @@ def test_a_file_gets_only_what_is_new() -> None:
     for step in (100, 200, 300):
         table.show(status(step))
     table.show(status(400, complete=1))
-    assert stream.getvalue() == "1 runs: 1 running\ncpu:0: L2H4-M1\n2 runs: 1 complete, 1 running\n"
+    assert stream.getvalue() == "1 run: 1 running\ncpu:0: L2H4-M1\n2 runs: 1 complete, 1 running\n"
 
 
 PACE = {"steps_per_second": 1234.5, "seconds_left": 7500.0}
@@ -53,10 +53,10 @@ def test_a_terminal_shows_how_fast_it_goes_and_how_long_it_takes() -> None:
     told = status(100)
     told["workers"][0]["steps_per_second"] = 456.7
     lines = describe_status({**told, "pace": PACE})
-    assert lines[0] == "1 runs: 1 running; 1,234 steps/s, about 2 h 05 min left"
+    assert lines[0] == "1 run: 1 running; 1,234 steps/s, about 2 h 05 min left"
     assert lines[1] == "  cpu:0    #####                 25%       100      457/s  L2H4-M1"
     unknown = {"steps_per_second": None, "seconds_left": None}
-    assert describe_status({**told, "pace": unknown})[0] == "1 runs: 1 running"
+    assert describe_status({**told, "pace": unknown})[0] == "1 run: 1 running"
 
 
 def test_a_file_gets_the_pace_with_other_news_only() -> None:
@@ -64,7 +64,7 @@ def test_a_file_gets_the_pace_with_other_news_only() -> None:
     table = Table(stream)
     for step in (100, 200, 300):
         table.show({**status(step), "pace": PACE | {"steps_per_second": float(step)}})
-    assert stream.getvalue() == "1 runs: 1 running\ncpu:0: L2H4-M1\n100 steps/s, about 2 h 05 min left\n"
+    assert stream.getvalue() == "1 run: 1 running\ncpu:0: L2H4-M1\n100 steps/s, about 2 h 05 min left\n"
 
 
 def test_lines_are_no_longer_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from icl.core.architecture import Call, Part
 from icl.core.architectures.layout import Transformer
+from icl.core.sequences import require_shape
 
 _REGISTER = 16  # float32 numbers in the widest vector register of a processor
 
@@ -25,23 +26,34 @@ def predict(model: Transformer, call: Call, xs: Tensor, ys: Tensor) -> Tensor:
     influence nothing; in the last layer only x tokens are carried on. Both are exact: attention does not see the order
     of its keys.
     """
-    examples = xs.shape[1]
-    mask = causal_mask(examples, examples - 1, xs)
-    carried = embed(call, xs, ys[:, :-1])
-    for layer in range(model.num_layers):
-        carried = call(f"blocks.{layer}", carried, mask[:examples] if layer == model.num_layers - 1 else mask)
+    carried = call_blocks(call, model.num_layers, xs, ys[:, :-1], num_queries=xs.shape[1])
     if model.layer_norm:
         carried = call("final_layer_norm", carried)
     predictions: Tensor = call("unembedding", carried).transpose(0, 1)
     return predictions
 
 
-def embed(call: Call, xs: Tensor, ys: Tensor) -> Tensor:
-    """The residual stream before the first block, (K + J, B, E): all x tokens, then the y tokens.
+def call_blocks(call: Call, num_layers: int, xs: Tensor, ys: Tensor, *, num_queries: int) -> Tensor:
+    """The residual stream after the last block, (Q, B, E), in the order of its tokens: all x, then the y.
 
     Args:
         xs: (B, K, D). ys: (B, J, 1), the first J <= K targets.
+        num_queries: Q, how many of the tokens the last block carries on.
+
+    Raises: ValueError when what `call` gives for a block is not a residual stream of its tokens.
     """
+    mask = causal_mask(xs.shape[1], ys.shape[1], xs)
+    carried = _embed(call, xs, ys)
+    width = carried.shape[-1]
+    for layer in range(num_layers):
+        name, seen = f"blocks.{layer}", mask[:num_queries] if layer == num_layers - 1 else mask
+        carried = call(name, carried, seen)
+        require_shape(name, carried, (seen.shape[0], xs.shape[0], width))
+    return carried
+
+
+def _embed(call: Call, xs: Tensor, ys: Tensor) -> Tensor:
+    """The residual stream before the first block, (K + J, B, E)."""
     tokens = torch.cat([F.pad(xs, (1, 0)), F.pad(ys, (0, xs.shape[-1]))], dim=1).transpose(0, 1)
     embedded: Tensor = call("token_embedding", tokens) + call("position_embedding", xs.shape[1], ys.shape[1])
     return embedded

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -82,7 +81,12 @@ class Raventos:
         return rng.standard_normal(shapes[name], "float32") * (std if name.endswith(".weight") else 0.0)
 
     def parts(self) -> Mapping[str, Callable[..., Any]]:
-        return _parts()
+        from icl.core.architectures import blocks
+
+        def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
+            return blocks.add_mlp(part, blocks.attend(part, inputs, mask)[1])
+
+        return {**blocks.PARTS, "block": block, "mlp": blocks.gelu_mlp}
 
     def predict(self, call: Call, xs: "Tensor", ys: "Tensor") -> "Tensor":
         from icl.core.architectures import blocks
@@ -91,13 +95,3 @@ class Raventos:
 
     def activations(self, num_examples: int, *, backward: bool) -> int:
         return transformer_activations(self, num_examples, mlp_dim=self.mlp_dim, kept_of_mlp=2, backward=backward)
-
-
-@cache
-def _parts() -> Mapping[str, Callable[..., Any]]:
-    from icl.core.architectures import blocks
-
-    def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
-        return blocks.add_mlp(part, blocks.attend(part, inputs, mask)[1])
-
-    return {**blocks.PARTS, "block": block, "mlp": blocks.gelu_mlp}

@@ -1,7 +1,6 @@
 """The transformer of Hoogland et al. 2024, as their code computes it."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -76,7 +75,13 @@ class Timaeus:
         return init_layer_norm(name, shapes) if "layer_norm" in name else init_uniform(name, shapes, rng)
 
     def parts(self) -> Mapping[str, Callable[..., Any]]:
-        return _parts()
+        from icl.core.architectures import blocks
+
+        def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
+            skip, carried = blocks.attend(part, inputs, mask)
+            return skip + blocks.add_mlp(part, carried)  # the published code adds the input once here and once outside
+
+        return {**blocks.PARTS, "block": block, "mlp": blocks.relu_mlp}
 
     def predict(self, call: Call, xs: "Tensor", ys: "Tensor") -> "Tensor":
         from icl.core.architectures import blocks
@@ -85,14 +90,3 @@ class Timaeus:
 
     def activations(self, num_examples: int, *, backward: bool) -> int:
         return transformer_activations(self, num_examples, mlp_dim=self.mlp_dim, kept_of_mlp=1, backward=backward)
-
-
-@cache
-def _parts() -> Mapping[str, Callable[..., Any]]:
-    from icl.core.architectures import blocks
-
-    def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
-        skip, carried = blocks.attend(part, inputs, mask)
-        return skip + blocks.add_mlp(part, carried)  # the published code adds the input once here and once outside
-
-    return {**blocks.PARTS, "block": block, "mlp": blocks.relu_mlp}
