@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from icl.io.names import run_name
 from tests.emulator import BUCKET, Emulator
 from tests.faults.runs import (
     SPEC,
+    Process,
     Report,
     differences,
     finish,
@@ -157,9 +157,9 @@ class _Killer:
             self.exit_code = finish(process)[0]
             return False
         process.kill()
-        finish(process)
-        if process.returncode != -9:
-            self.exit_code = process.returncode
+        code, _ = finish(process)
+        if code != -9:
+            self.exit_code = code
             return False
         self.kills[moment] += 1
         began = _published(self._run / "attempts") != attempts
@@ -178,14 +178,14 @@ class _Killer:
             self.faults.append(verified.stdout + verified.stderr)
         self.faults += [f"left behind: {path}" for path in self._temporaries()]
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> Process:
         self.starts += 1
         return start(self._spec, self._place.url, self._place.log)
 
     def _temporaries(self) -> list[Path]:
         return [] if self._place.server else list(self._place.files.rglob(".tmp-*"))
 
-    def _reach(self, moment: str, process: subprocess.Popen[str], attempts: set[str]) -> bool:
+    def _reach(self, moment: str, process: Process, attempts: set[str]) -> bool:
         if moment == "at startup":
             return self._wait(process, self._startup)
         if moment == "at completion":
@@ -202,7 +202,7 @@ class _Killer:
             return wait_until(lambda: bool(_published(watched) - before), process)
         return True
 
-    def _wait(self, process: subprocess.Popen[str], longest: float) -> bool:
+    def _wait(self, process: Process, longest: float) -> bool:
         instant = time.monotonic() + self._chance.uniform(0, longest)
         return wait_until(lambda: time.monotonic() >= instant, process)
 

@@ -20,6 +20,9 @@ from icl.io.rundir import read_run
 from icl.io.store import open_store
 from icl.store import main as store_command
 from tests.emulator import Emulator, emulator
+from tests.forked import READ_ONCE, Forked, python
+
+Process = subprocess.Popen[str] | Forked
 
 SPEC: dict[str, Any] = {
     "task": {"task_dim": 3, "num_examples": 4, "num_tasks": 5},
@@ -96,27 +99,30 @@ def write_spec(path: Path, data: dict[str, Any]) -> Path:
 
 
 def start(
-    spec: Path | str, store: Path | str, log: Path, cwd: Path | None = None, hash_seed: str = "0", threads: int = 1
-) -> subprocess.Popen[str]:
-    """`python -m icl.run` with so many threads, on which the bits depend; stderr goes to a file, never full."""
+    spec: Path | str,
+    store: Path | str,
+    log: Path,
+    cwd: Path | None = None,
+    hash_seed: str | None = None,
+    threads: int | None = None,
+) -> Process:
+    """`python -m icl.run` with one thread unless another number is given; stderr goes to a file, never full.
+
+    It is forked, and ready at once, unless the seed of hashes or the threads are given: Python reads them as it starts.
+    """
+    command = ["-m", "icl.run", str(spec), "--store", str(store)]
+    environment = {"PJRT_DEVICE": "CPU", **os.environ, **READ_ONCE}
+    if hash_seed is None and threads is None:
+        return python(*command, log=log, cwd=cwd or Path.cwd(), environment=environment)
+    environment |= {"PYTHONHASHSEED": hash_seed or "0"}
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads or 1))
     with log.open("a") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "icl.run", str(spec), "--store", str(store)],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=cwd,
-            env={
-                "PJRT_DEVICE": "CPU",
-                **os.environ,
-                "OMP_NUM_THREADS": str(threads),
-                "MKL_NUM_THREADS": str(threads),
-                "PYTHONHASHSEED": hash_seed,
-            },
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd, env=environment
         )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str]:
+def finish(process: Process, seconds: float = 300) -> tuple[int, str]:
     """The exit code and stdout of a process that ends by itself; one that does not is killed and is an error."""
     try:
         stdout, _ = process.communicate(timeout=seconds)
@@ -124,10 +130,10 @@ def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, s
         process.kill()
         process.communicate()
         raise
-    return process.returncode, stdout
+    return process.wait(), stdout
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> bool:
+def wait_until(condition: Callable[[], bool], process: Process, seconds: float = 300) -> bool:
     """Whether `condition()` became true while the process lived; looks about every half millisecond."""
     deadline = time.monotonic() + seconds
     while not condition():

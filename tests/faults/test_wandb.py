@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from icl.io.names import run_name
 from icl.io.sweepfile import load_sweep
 from icl.results import load_run
 from tests.faults.runs import SPEC, finish, wait_until
+from tests.forked import READ_ONCE, Forked, python
 from tests.loopback import free_port
 from tests.wandb_server import ENTITY, ServedRun, WandbServer, wandb_server
 
@@ -34,21 +33,16 @@ def server() -> Iterator[WandbServer]:
         assert not running.unknown
 
 
-def start(
-    folder: Path, spec: dict[str, Any], environment: dict[str, str], command: list[str] | None = None
-) -> subprocess.Popen[str]:
-    """`python -m icl.run` or another command, with its W&B folder and home in `folder`."""
+def start(folder: Path, spec: dict[str, Any], environment: dict[str, str], command: list[str] | None = None) -> Forked:
+    """`python -m icl.run` or another command of Python, with its W&B folder and home in `folder`."""
     (folder / "spec.json").write_text(json.dumps(spec))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(
-            command or [sys.executable, "-m", "icl.run", str(folder / "spec.json"), "--store", str(folder / "store")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=folder,
-            env={**clean, "HOME": str(folder), "WANDB_ERROR_REPORTING": "false", **environment},
-        )
+    return python(
+        *(command or ["-m", "icl.run", str(folder / "spec.json"), "--store", str(folder / "store")]),
+        log=folder / "log",
+        cwd=folder,
+        environment={**clean, **READ_ONCE, "HOME": str(folder), **environment},
+    )
 
 
 def steps_in(run: ServedRun) -> list[int]:
@@ -98,10 +92,10 @@ print(execute(with_run(load_spec(spec), store=store), should_stop=lambda: reache
 def test_resumed_history_has_no_holes_and_no_repeats(tmp_path: Path, server: WandbServer) -> None:
     """Field faults 50 and 58: killed beyond its last state, stopped, trained without W&B, and whole in one W&B run."""
 
-    def train_until(step: int, **environment: str) -> subprocess.Popen[str]:
+    def train_until(step: int, **environment: str) -> Forked:
         """A process that trains to a step, and stops there as soon as the gate is open."""
         given = [str(tmp_path / "spec.json"), str(tmp_path / "store"), str(step), str(gate)]
-        return start(tmp_path, TRACKED, {**server.environment, **environment}, [sys.executable, "-c", UNTIL, *given])
+        return start(tmp_path, TRACKED, {**server.environment, **environment}, ["-c", UNTIL, *given])
 
     def rows() -> int:
         return len(server.runs.get(NAME, ServedRun("")).history())
@@ -179,7 +173,7 @@ def test_a_sweep_by_two_agents_with_a_preempted_run(tmp_path: Path, server: Wand
     sweep, store = load_sweep(tmp_path / "sweep.json"), tmp_path / "store"
     arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
     environment = {**server.environment, "XDG_STATE_HOME": str(tmp_path / "state")}
-    process = start(tmp_path, TRACKED, environment, [sys.executable, "-m", "icl.sweep", *arguments])
+    process = start(tmp_path, TRACKED, environment, ["-m", "icl.sweep", *arguments])
     preempted: list[int] = []
 
     def one_is_preempted() -> bool:
@@ -217,7 +211,7 @@ def test_a_preempted_machine_saves_and_marks_every_run(tmp_path: Path, server: W
     (tmp_path / "sweep.json").write_text(json.dumps({"base": LONG, "grid": {"seeds.init": [0, 1]}}))
     arguments = ["sweep.json", "--store", "store", "--engine", "wandb", "--devices", "cpu:2"]
     environment = {**server.environment, "XDG_STATE_HOME": str(tmp_path / "state")}
-    process = start(tmp_path, LONG, environment, [sys.executable, "-m", "icl.sweep", *arguments])
+    process = start(tmp_path, LONG, environment, ["-m", "icl.sweep", *arguments])
     wait_until(lambda: sum(len(run.history()) > 2 for run in list(server.runs.values())) == 2, process)
     begun = time.monotonic()
     process.terminate()

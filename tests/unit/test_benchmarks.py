@@ -76,6 +76,12 @@ def test_busy_machine_runs(tiny: str) -> None:
 
 @pytest.mark.skipif(not XLA_WHEELS, reason="torch_xla has wheels for Linux on x86_64 only")
 class TestXLA:
+    @pytest.fixture
+    def quick_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Compiling takes most of some tests, which assert nothing of what the programs compute."""
+        monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+    @pytest.mark.usefixtures("quick_compiler")
     def test_host_time_is_a_fraction_of_the_users_loop(self, tmp_path: Path) -> None:
         spec = tmp_path / "spec.json"
         spec.write_bytes(encode_spec(with_training(tiny_spec(model=BARE), total_steps=1000)))
@@ -86,6 +92,7 @@ class TestXLA:
         # is asserted, and not how much.
         assert rows["100 fused"]["host_ms"] < rows["pure step, a barrier a step"]["host_ms"]
 
+    @pytest.mark.usefixtures("quick_compiler")
     def test_placement_runs(self, tiny: str) -> None:
         result = run_benchmark("benchmarks.placement", "--spec", tiny, "--log2-tasks", "3")
         assert len(result["rows"]) == 14  # type: ignore[arg-type]
