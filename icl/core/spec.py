@@ -32,6 +32,7 @@ from icl.core.rules import (
     with_plain_values,
 )
 
+
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
 class ScheduleSpec:
     """The learning rate over training, with its peak eta `learning_rate`; see `icl.core.schedules.learning_rate`."""
