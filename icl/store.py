@@ -131,12 +131,15 @@ def _verify(store: Store, names: list[str]) -> int:
         run = RunDir(store, name)  # not its spec: a damaged spec is a fault to report, not the end
         found = list(verify_run(run))
         faults += len(found)
-        _print(
-            f"{name}: {len(found)} faults" if found else f"{name}: intact, {len(run.checkpoint_steps())} checkpoints"
-        )
+        saved = _count(len(run.checkpoint_steps()), "checkpoint")
+        _print(f"{name}: {_count(len(found), 'fault')}" if found else f"{name}: intact, {saved}")
         for fault in found:
             _print(f"  {fault}")
     return ExitCode.STORE if faults else ExitCode.COMPLETE
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _print(text: str) -> None:

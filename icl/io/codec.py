@@ -45,10 +45,8 @@ def in_file(path: str, decode: Callable[[bytes], _Decoded]) -> _Decoded:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:  # the latter for a path that can be none
-        reason = {
-            FileNotFoundError: "no such file",
-            IsADirectoryError: "a directory",
-        }.get(type(error), getattr(error, "strerror", None) or str(error))
+        reasons: dict[type[Exception], str] = {FileNotFoundError: "no such file", IsADirectoryError: "a directory"}
+        reason = reasons.get(type(error)) or getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: got {reason}; expected a readable JSON file. Correct the path.") from None
     if len(data) > _LARGEST_FILE:
         raise SpecError(f"{path}: got more than {_LARGEST_FILE} bytes; expected a JSON file. Correct the path.")

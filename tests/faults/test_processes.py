@@ -146,7 +146,7 @@ def test_verify_names_a_damaged_checkpoint(unbroken: Path, tmp_path: Path) -> No
     result = verify(store)
     assert result.returncode == 4
     assert f"{NAME}/checkpoints/step-000000000010.safetensors: got" in result.stdout
-    assert "1 faults" in result.stdout
+    assert "1 fault\n" in result.stdout
     assert "Traceback" not in result.stderr
 
 

@@ -26,9 +26,10 @@ def test_a_status_that_was_written_is_read(session: Session) -> None:
     assert session.read_status() == _STATUS
 
 
-@pytest.mark.parametrize(
-    "status", [None, [], {}, 1, *({**_STATUS, key: to} for key in _STATUS for to in (None, 1, [1], [{}], {"x": "y"}))]
-)
+_WRONG: tuple[Any, ...] = (None, 1, [1], [{}], {"x": "y"})
+
+
+@pytest.mark.parametrize("status", [None, [], {}, 1, *({**_STATUS, key: to} for key in _STATUS for to in _WRONG)])
 def test_a_status_of_another_form_is_none(session: Session, status: object) -> None:
     (session.folder / "status.json").write_bytes(orjson.dumps(status))
     assert session.read_status() is None
