@@ -67,7 +67,12 @@ def compute_late(late: Late, setup: Setup) -> bool:
     """
     spec, backend, run = setup.spec, setup.backend, setup.run
     known = _known_steps(run)
-    end = min(step for step in known if step >= late.steps[-1])
+    end = min((step for step in known if step >= late.steps[-1]), default=None)
+    if end is None:
+        raise CheckpointError(
+            f"{run.name}: got complete.json and nothing saved from step {late.steps[-1]} on; expected the last state. "
+            "Move complete.json away and run again: training goes on from what is there."
+        )
     wanted = f"{late} asked for after training had passed them"
     require_same_backend(
         run,

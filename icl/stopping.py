@@ -106,7 +106,7 @@ class StopRequest:
             left = None if seconds is None else since() + seconds - time.monotonic()
             if left is not None and left <= 0:
                 return []
-            self._reader.settimeout(left)
+            self._reader.settimeout(None if left is None else min(left, threading.TIMEOUT_MAX))
             try:
                 received = self._reader.recv(4096)
             except TimeoutError:

@@ -46,6 +46,9 @@ def _do(given: Sequence[str]) -> int:
     name = sweep.name
     if options.shard:
         sweep = sweep.shard(*options.shard)
+        if not sweep.members:
+            print("0 runs: there are fewer runs than shards")
+            return ExitCode.COMPLETE
     if options.list:
         return _list(sweep, store)
     session = session_of(name, store.url)

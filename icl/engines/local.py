@@ -130,7 +130,7 @@ class WorkerPool:
         """Wait for so long; whether everything has ended."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _stop(self, end: Callable[[WorkerProcess], None]) -> None:

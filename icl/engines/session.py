@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -20,6 +21,8 @@ from icl.io.location import resolve_location
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
 _POLL_SECONDS = 0.1
+_PID = re.compile(rb"[1-9][0-9]{0,8}")  # 0 would be everybody in this process's group
+_LONGEST_PID, _LARGEST_STATUS = 64, 2**24  # bytes
 
 
 @attrs.frozen
@@ -55,12 +58,12 @@ class Session:
 
     def pid(self) -> int | None:
         """The process that runs the sweep now, if any."""
-        with suppress(OSError), self._pid_file.open() as file:
+        with suppress(OSError), open(self._pid_file, "rb", opener=_open_at_once) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                text = file.read()
-                return int(text) if text.isdecimal() else None
+                match = _PID.fullmatch(file.read(_LONGEST_PID))
+                return int(match[0]) if match else None
         return None
 
     def write_status(self, status: dict[str, Any]) -> None:
@@ -71,12 +74,13 @@ class Session:
             temporary.replace(self._status_file)
 
     def read_status(self) -> dict[str, Any] | None:
-        """The newest status."""
+        """The newest status; None when there is none that can be read."""
         try:
-            status: dict[str, Any] = orjson.loads(self._status_file.read_bytes())
-        except FileNotFoundError:
+            with open(self._status_file, "rb", opener=_open_at_once) as file:
+                status = orjson.loads(file.read(_LARGEST_STATUS))
+        except (OSError, orjson.JSONDecodeError):
             return None
-        return status
+        return status if _is_status(status) else None
 
     def detach(self, command: Sequence[str]) -> int | None:
         """Run a command that begins this session, apart from this terminal; returns its exit code if it has ended."""
@@ -96,7 +100,14 @@ class Session:
         pid = self.pid()
         if pid is None:
             return False
-        os.kill(pid, signal.SIGTERM)
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:  # it has ended since
+            return False
+        except PermissionError:
+            raise SpecError(
+                f"--stop: got process {pid}, which is another user's; expected one of this user. Stop it as that user."
+            ) from None
         deadline = time.monotonic() + _STOP_SECONDS
         while self.pid() == pid:
             if time.monotonic() > deadline:
@@ -123,6 +134,25 @@ class Session:
     @property
     def _status_file(self) -> Path:
         return self.folder / "status.json"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; one that is a pipe is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _is_status(status: object) -> bool:
+    """Whether plain data is a status as an engine shows it: `counts`, and `workers` with what is told of each."""
+    if not isinstance(status, dict):
+        return False
+    counts, workers = status.get("counts"), status.get("workers")
+    return (
+        isinstance(counts, dict)
+        and all(type(count) is int for count in counts.values())
+        and "complete" in counts
+        and isinstance(workers, list)
+        and all(isinstance(worker, dict) and {"device", "run", "note"} <= set(worker) for worker in workers)
+    )
 
 
 def session_of(sweep: str, store: str) -> Session:

@@ -51,7 +51,7 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
 
 def describe_states(states: Sequence[RunState], labels: Iterable[str]) -> list[str]:
     """One line a run: its name, state, step, what sets it apart, and where it runs or why it failed."""
-    width = max(len(state.name) for state in states)
+    width = max((len(state.name) for state in states), default=0)
     rows = []
     for state, label in zip(states, labels, strict=True):
         step = f"{state.step}/{state.total_steps}"

@@ -18,6 +18,7 @@ from icl.core.rules import choice, plain
 from icl.core.spec import Spec
 
 _Decoded = TypeVar("_Decoded")
+_LARGEST_FILE = 2**26  # bytes; a list of the 100,000 runs that a sweep may have takes some ten million
 
 
 def load_spec(source: "Spec | Mapping[str, Any] | str | PathLike[str]") -> Spec:
@@ -43,13 +44,13 @@ def in_file(path: str, decode: Callable[[bytes], _Decoded]) -> _Decoded:
     """What `decode` makes of a file's bytes. Raises SpecError whose faults name the file."""
     try:
         with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        reason = {
-            FileNotFoundError: "no such file",
-            IsADirectoryError: "a directory",
-        }.get(type(error), str(error.strerror))
+            data = file.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # the latter for a path that can be none
+        reasons: dict[type[Exception], str] = {FileNotFoundError: "no such file", IsADirectoryError: "a directory"}
+        reason = reasons.get(type(error)) or getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: got {reason}; expected a readable JSON file. Correct the path.") from None
+    if len(data) > _LARGEST_FILE:
+        raise SpecError(f"{path}: got more than {_LARGEST_FILE} bytes; expected a JSON file. Correct the path.")
     try:
         return decode(data)
     except SpecError as error:

@@ -20,6 +20,7 @@ from icl.core.model import parameter_shapes
 from icl.core.spec import Spec
 from icl.io.errors import CheckpointError
 
+_COPIES = 3  # of the parameters: beside them the original trainer's own files hold Adam's two moments
 _SLACK = 2**20  # bytes of names and headers beside the tensors
 
 
@@ -64,7 +65,7 @@ def decode_params(kind: Format, spec: Spec, data: bytes, where: str) -> Tree:
     expected = {entry.theirs: entry.export(torch.empty(shapes[entry.ours])).shape for entry in entries}
     expected |= {name: value.shape for name, value in buffers.items()}
     try:
-        _require_small(data, 4 * sum(map(math.prod, expected.values())) + _SLACK)
+        _require_small(data, 4 * _COPIES * sum(map(math.prod, expected.values())) + _SLACK)
         tree = kind.read(data)
         found = {name: (_dtype(value), tuple(value.shape)) for name, value in tree.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, zipfile.BadZipFile) as error:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from fsspec.implementations.local import LocalFileSystem
@@ -28,6 +28,8 @@ _KINDS: dict[Callable[[int], bool], str] = {
     stat.S_ISFIFO: "a pipe",
     stat.S_ISSOCK: "a socket",
 }
+_LONGEST_PATH = 4096  # bytes
+_ENDS_IN_HASH = re.compile(r"-[0-9a-f]{16}$")  # as a run's name
 _memory_lock = threading.Lock()
 _FREE_SPACE = "Free some space and run again: what was saved is intact."
 _EXPLANATIONS: dict[int, tuple[type[StoreError], str]] = {
@@ -36,6 +38,9 @@ _EXPLANATIONS: dict[int, tuple[type[StoreError], str]] = {
     errno.EPERM: (StoreError, "Check the permissions."),
     errno.EROFS: (StoreError, "Choose a store that can be written."),
     errno.ENOTDIR: (StoreError, "A file is where a folder should be; choose another store."),
+    errno.EEXIST: (StoreError, "A file is where a folder should be; choose another store."),
+    errno.ENAMETOOLONG: (StoreError, "Choose a shorter name."),
+    errno.ELOOP: (StoreError, "A link leads back to itself; mend it."),
     errno.ENOTSUP: (StoreError, "Objects cannot be created exclusively there; choose another filesystem."),
     errno.ENOSPC: (TransientStoreError, _FREE_SPACE),
     errno.EDQUOT: (TransientStoreError, _FREE_SPACE),
@@ -51,6 +56,30 @@ def explain(error: Exception) -> tuple[type[StoreError], str, str]:
     reason = strerror or (os.strerror(code) if code else str(error) or type(error).__name__)
     kind, remedy = _EXPLANATIONS.get(code, _OTHERWISE)
     return kind, reason.lower(), remedy
+
+
+def make_root(folder: str) -> None:
+    """Make the folder of a store, which may be there."""
+    if len(os.fsencode(folder)) >= _LONGEST_PATH:  # which Python's own would find out by recursion
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    runs = (path for path in _folders_above(folder) if _ENDS_IN_HASH.search(path))
+    run = next((path for path in runs if os.path.isfile(f"{path}/spec.json")), None)
+    if run is not None:
+        raise StoreError(
+            f"store: got {folder!r}, which is inside a run; expected a folder of its own. Write {os.path.dirname(run)} "
+            "for the store that the run is in."
+        )
+    os.makedirs(folder, exist_ok=True)
+
+
+def _folders_above(folder: str) -> Iterator[str]:
+    """A folder and those that it is in."""
+    while True:
+        yield folder
+        above = os.path.dirname(folder)
+        if above == folder:
+            return
+        folder = above
 
 
 def read(files: LocalFileSystem, path: str, limit: int) -> bytes:

@@ -18,7 +18,7 @@ from icl.io.documents import decode_document, encode_document
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
 from icl.io.names import check_run_name, is_run_name, natural_order, run_name
 from icl.io.reading import read_decoded
-from icl.io.records import Attempt, AttemptEnd, structure
+from icl.io.records import Attempt, AttemptEnd, Complete, structure
 from icl.io.store import Store
 
 logger = logging.getLogger("icl")
@@ -45,16 +45,32 @@ class Manifest:
     name: str
 
     def status(self) -> str:
-        """ "complete" or "incomplete"."""
+        """ "complete" or "incomplete"; also incomplete when what says otherwise is damaged, which is then said."""
         try:
-            self.store.read(f"{self.name}/complete.json")
+            self.completion()
         except MissingObjectError:
+            return "incomplete"
+        except CheckpointError as error:
+            logger.warning("%s It does not say that the run is complete.", error)
             return "incomplete"
         return "complete"
 
+    def completion(self) -> Complete:
+        """What says that the run is complete.
+
+        Raises: MissingObjectError when nothing does; CheckpointError when it is damaged or foreign.
+        """
+        return read_decoded(
+            self.store,
+            f"{self.name}/complete.json",
+            lambda data, where: structure(Complete, decode_document(data, where), where),
+        )
+
     def mark_complete(self, info: Mapping[str, Any]) -> None:
-        """Declare that everything the spec asks for is published."""
-        self.store.create(f"{self.name}/complete.json", encode_document(info))
+        """Declare that everything the spec asks for is published; what is there and damaged is put aside."""
+        path = f"{self.name}/complete.json"
+        while not self.store.create(path, encode_document(info)) and self.status() != "complete":
+            self.store.move(path, f"{self.name}/superseded/{secrets.token_hex(6)}-complete.json")
 
     def record_attempt(self, info: Mapping[str, Any]) -> str:
         """Add what is known of an attempt at its start; returns the attempt's id.
@@ -73,9 +89,18 @@ class Manifest:
     def attempts(self) -> list[dict[str, Any]]:
         """Every attempt, in the order in which they began; one that ended has `status`, and `to_step` or `error`.
 
-        Raises: CheckpointError when what one of them left is damaged or foreign.
+        What is damaged or foreign is left out, and that is said: a run is more than what is told of it.
         """
-        return [info for _, info in sorted(self._read(self._files()), key=_order)]
+
+        def read_file(name: str) -> dict[str, Any]:
+            try:
+                return self.read_attempt(name)
+            except CheckpointError as error:
+                logger.warning("%s It is left out.", error)
+                return {}
+
+        found = self._read(self._files(), read_file)
+        return [info for _, info in sorted((each for each in found if "from_step" in each[1]), key=_order)]
 
     def run_halves(self, spec: Spec) -> list[tuple[RunSpec | None, bool]]:
         """The run half of every attempt, None where it cannot be read, and whether all that it asks for is saved."""

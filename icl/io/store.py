@@ -184,7 +184,7 @@ def open_store(url: str, *, create: bool = True) -> Store:
         store = Store(url, LocalFileSystem(), location, _Kind(local.create, read=local.read, move=local.move))
         with store._errors("."):
             if create:
-                store._calls.make(os.makedirs, location, exist_ok=True)
+                store._calls.make(local.make_root, location)
             elif not store._calls.make(os.path.isdir, location):
                 raise NotADirectoryError(errno.ENOENT, "no such folder")
         return store

@@ -196,10 +196,10 @@ def _range(given: Mapping[str, Any]) -> Iterator[Any]:
         or not (start <= stop and step > 0 and (base is None or base > 1))
     ):
         raise SpecError(f'got the range {dict(given)}; expected {_EXAMPLE} or {{"powers_of": 2, "from": 0, "to": 20}}.')
-    count = int((stop - start) / step + 1e-9) + 1  # the last value may be a rounding error above `to`
-    if count > MAX_RUNS or (base is not None and stop * math.log2(base) > 64):
+    last = (stop - start) / step + 1e-9  # the last value may be a rounding error above `to`
+    if last >= MAX_RUNS or (base is not None and stop * math.log2(base) > 64):
         raise SpecError(f"got the range {dict(given)}; expected at most {MAX_RUNS} values, none above 2^64.")
-    for value in (start + index * step for index in range(count)):
+    for value in (start + index * step for index in range(int(last) + 1)):
         if base is None:
             yield value
         else:

@@ -8,11 +8,8 @@ import attrs
 from icl.core.errors import SpecError
 from icl.core.plan import spaced_steps
 from icl.core.spec import Spec
-from icl.io.documents import decode_document
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
 from icl.io.manifest import saved_steps, stored_spec, with_run_half
-from icl.io.reading import read_decoded
-from icl.io.records import Complete, structure
 from icl.io.rundir import KINDS, RunDir
 
 _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
@@ -93,9 +90,7 @@ def _completion_faults(run: RunDir) -> Iterator[str]:
     if "complete.json" not in run.store.list(run.name):
         return
     path = f"{run.name}/complete.json"
-    complete = read_decoded(
-        run.store, path, lambda data, where: structure(Complete, decode_document(data, where), where)
-    )
+    complete = run.manifest.completion()
     if run.spec is not None and complete.step != run.spec.training.total_steps:
         yield f"{path}: got step {complete.step}; expected total_steps={run.spec.training.total_steps}."
 

@@ -122,6 +122,30 @@ def test_a_forged_file_is_put_aside_and_computed_again(stores: dict[str, Path], 
         shutil.rmtree(store)
 
 
+def as_whole_run(path: Path) -> None:
+    path.write_bytes(encode_document({"step": SPEC.training.total_steps}))
+
+
+@pytest.mark.parametrize("forge", [Path.touch, Path.mkdir, as_whole_run, lambda path: path.write_bytes(b"[]")])
+def test_a_run_that_is_called_complete_and_is_not_goes_on_or_is_refused(
+    stores: dict[str, Path], tmp_path: Path, forge: Forge
+) -> None:
+    """What is damaged says nothing; an intact one over a run that has no end names what to do."""
+    store = tmp_path / "store"
+    shutil.copytree(stores["half"], store)
+    forge(store / NAME / "complete.json")
+    spec = attrs.evolve(SPEC, run=attrs.evolve(HALF, store=str(store)))
+    ending = attempt(spec)
+    if forge is as_whole_run:
+        assert ending.code == 4
+        assert "Move complete.json away and run again" in str(ending.error)
+        (store / NAME / "complete.json").unlink()
+        assert attempt(spec).code == 0
+    else:
+        assert ending.code == 0
+    assert store_command.main(["verify", str(store)]) == 0
+
+
 def other_shape(path: Path) -> None:
     tree, metadata = unpack(path.read_bytes(), "")
     write_tensors(path, {name: value[..., None] for name, value in tree.items()}, metadata)

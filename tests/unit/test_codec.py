@@ -219,6 +219,13 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
         load_spec(tmp_path)
     with pytest.raises(SpecError, match="got no such file"):
         load_spec(tmp_path / "absent.json")
+    with pytest.raises(SpecError, match="got embedded null byte; expected a readable JSON file"):
+        load_spec("a\0b")
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(SpecError, match="/dev/zero: got more than 67108864 bytes; expected a JSON file"):
+        load_spec("/dev/zero")
 
 
 def test_run_options_never_rename_a_run() -> None:

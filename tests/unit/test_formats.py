@@ -143,6 +143,18 @@ def test_the_original_trainers_own_file_is_read() -> None:
     assert identical(decode_params(kind, spec, data, "f"), params)
 
 
+def test_the_original_trainers_own_file_may_hold_the_moments_of_a_large_model() -> None:
+    spec, kind = spec_of(attrs.evolve(TIMAEUS, embed_dim=128, mlp_dim=1024)), FORMATS["timaeus"]
+    params = init_params(spec)
+    state = dict(kind.read(encode_params(kind, spec, params)))
+    optimizer = torch.optim.Adam([torch.nn.Parameter(value.clone()) for value in params.values()])
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    data = torch_file({"model": state, "optimizer": optimizer.state_dict(), "scheduler": {"last_epoch": 3}})
+    assert identical(decode_params(kind, spec, data, "f"), params)
+
+
 @pytest.fixture(params=[TIMAEUS, RAVENTOS], ids=["timaeus", "raventos"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return train(spec_of(request.param), store=str(tmp_path / "store"))

@@ -89,3 +89,21 @@ def test_what_only_looks_like_a_place_is_refused(tmp_path: Path, name: str, reme
 def test_a_folder_may_be_called_anything(tmp_path: Path) -> None:
     open_store("./gs:bucket::x").create("run/a", b"1")
     assert (tmp_path / "gs:bucket::x" / "run" / "a").exists()
+
+
+def test_a_store_inside_a_run_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "L1H2-M8-s0-bfbc91e9abbef058"
+    run.mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    for inside in (run, run / "state", run / "x" / "y"):
+        with pytest.raises(StoreError, match=f"is inside a run; expected .* Write {tmp_path}/runs for the store"):
+            open_store(str(inside))
+    assert sorted(path.name for path in run.iterdir()) == ["spec.json"]
+    (tmp_path / "spec.json").write_text("{}")  # a user's, beside the store
+    open_store(str(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "y/" * 2500], ids=["one part", "many parts"])
+def test_a_name_that_is_too_long_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match=r"got file name too long; .* Choose a shorter name\."):
+        open_store(f"{tmp_path}/{name}")

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from icl.io.documents import encode_document
-from icl.io.errors import CheckpointError
 from icl.io.manifest import Manifest
 from icl.io.store import open_store
 
@@ -63,5 +62,20 @@ def test_a_damaged_attempt_fails_no_run(manifest: Manifest, caplog: pytest.LogCa
     manifest.store.create(f"run/attempts/{attempt}.end.json", b"{}")
     assert manifest.last_error() is None
     assert f"{attempt}.end.json" in caplog.text
-    with pytest.raises(CheckpointError, match=attempt):
-        manifest.attempts()
+    (found,) = manifest.attempts()
+    assert "status" not in found
+    manifest.store.create("run/attempts/000000000000-000001-aaaaaaaaaaaa.json", b"{}")
+    assert manifest.attempts() == [found]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"x", b"{}", encode_document({}), encode_document({"step": "3"})])
+def test_what_says_complete_and_is_damaged_says_nothing(
+    manifest: Manifest, caplog: pytest.LogCaptureFixture, damaged: bytes
+) -> None:
+    manifest.store.create("run/complete.json", damaged)
+    assert manifest.status() == "incomplete"
+    assert "run/complete.json" in caplog.text
+    manifest.mark_complete({"step": 3})
+    assert manifest.status() == "complete"
+    (aside,) = manifest.store.list("run/superseded")
+    assert manifest.store.read(f"run/superseded/{aside}") == damaged

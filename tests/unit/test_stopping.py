@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from icl.stopping import handlers_kept, interruptible
+from icl.stopping import StopRequest, handlers_kept, interruptible
 from tests.readers import stderr_that_nobody_reads
 
 SCRIPT = """
@@ -153,3 +154,13 @@ def test_handlers_survive_a_library_that_takes_them() -> None:
     with handlers_kept():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_any_time_that_a_spec_may_give_is_waited_for() -> None:
+    """Also what the system's clock has no number for; a thread that dies of it would hear no signal."""
+    with StopRequest(grace_seconds=1e300, watchdog_seconds=1e300) as should_stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while not should_stop() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert should_stop()

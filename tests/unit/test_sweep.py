@@ -211,3 +211,9 @@ def test_a_detached_sweep_that_cannot_begin_says_so(tmp_path: Path, capfd: pytes
 def test_the_spec_that_a_worker_trains_has_the_name_in_the_list(tmp_path: Path) -> None:
     for member in load_sweep(write(tmp_path)[0]).members:
         assert run_name(member.spec) == member.name
+
+
+@pytest.mark.parametrize("more", [[], ["--list"]])
+def test_a_shard_without_a_run_is_complete(tmp_path: Path, capfd: pytest.CaptureFixture[str], more: list[str]) -> None:
+    assert main([*write(tmp_path, runs=2), "--shard", "2/3", *more]) == 0
+    assert capfd.readouterr().out == "0 runs: there are fewer runs than shards\n"

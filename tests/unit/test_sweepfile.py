@@ -141,3 +141,17 @@ def test_faults_are_said_with_where_and_what(data: object, said: str) -> None:
 def test_all_faults_at_once() -> None:
     said = faults({"base": BASE, "list": 3, "grid": {"seeds.init": 3, "seeds.tasks": []}})
     assert said.count("expected") == 3
+
+
+@pytest.mark.parametrize(
+    "given", [{"from": -1e308, "to": 1e308}, {"from": 0, "to": 1e308, "step": 1e-308}, {"from": 0, "to": 10**7}]
+)
+def test_a_range_of_any_length_is_counted(given: dict[str, Any]) -> None:
+    assert "expected at most 100000 values" in faults({"base": BASE, "grid": {"seeds.init": given}})
+
+
+def test_a_base_may_be_no_path_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps({"base": "a\0b"}))
+    with pytest.raises(SpecError, match="got embedded null byte"):
+        load_sweep(path)
