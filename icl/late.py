@@ -79,7 +79,7 @@ def compute_late(late: Late, setup: Setup) -> bool:
     logger.info("computing %s: from step %d to %d", wanted, start, end)
     stops = [step for step in {*late.steps, *known} if start < step <= end]
     chunks = list(plan_chunks(start, stops, spec.run.max_chunk))
-    batches = batches_on_device(spec, backend, setup.pool, start, chunks)
+    batches = batches_on_device(spec, backend, setup.pool, start, chunks, spec.run.max_chunk)
     on_device, step = backend.to_device(state), start
     found, kept = _Found(start), start
     for length in (0, *chunks):

@@ -155,7 +155,7 @@ def _train(spec: Spec, backend: Backend, run: RunDir, options: _Options) -> Outc
             backend=backend,
             run=run,
             pool=pool,
-            advance=build_train(spec, backend),
+            advance=build_train(spec, backend, num_steps=spec.run.max_chunk),
             measure=measure,
             metadata={"backend": _encode(backend.describe()), "icl": __version__},
             writer=writer,
@@ -186,7 +186,7 @@ def _fold(setup: Setup, profiler: Profiler, state: Tree, start: int, trace: str 
     state = backend.to_device(state)
     effects.visit(start, state, save_state=False)
     chunks = list(plan_chunks(start, build_plan(spec).stops(), spec.run.max_chunk))
-    batches = batches_on_device(spec, backend, setup.pool, start, chunks)
+    batches = batches_on_device(spec, backend, setup.pool, start, chunks, spec.run.max_chunk)
     with ExitStack() as tracing:
         for index, length in enumerate(chunks):
             if trace is not None and index == min(_TRACED[0], len(chunks) - 1):
