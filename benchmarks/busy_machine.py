@@ -42,7 +42,7 @@ def time_steps(spec: str, threads: int | None, blocks: int | None, steps: int) -
     """Milliseconds a step of each block on the CPU backend, the first block being left out; without end for None."""
     read = with_run(load_spec(spec), max_chunk=steps)
     backend = get_backend("cpu", threads=threads)
-    advance, state = build_train(read, backend), backend.to_device(init_state(read))
+    advance, state = build_train(read, backend, num_steps=read.run.max_chunk), backend.to_device(init_state(read))
     batches = sample_batches(with_fields(read, "task", num_tasks=None), range(steps), None)
     block = 0
     while blocks is None or block <= blocks:

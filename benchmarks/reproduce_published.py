@@ -79,7 +79,7 @@ def published_params(spec: Spec, seed: int) -> Tree:
 def measure(seed: int, labels: list[int], init: str) -> dict[int, float]:
     """Our delta_ridge at each published label for one seed."""
     spec, backend = published_spec(seed), get_backend("cpu")
-    advance, evaluate = build_train(spec, backend), build_eval(spec, backend, None)
+    advance, evaluate = build_train(spec, backend, num_steps=spec.run.max_chunk), build_eval(spec, backend, None)
     initial = init_state(spec)
     if init == "published":
         initial["params"] = flatten_params(spec, published_params(spec, seed))

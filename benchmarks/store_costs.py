@@ -31,7 +31,7 @@ from icl.io.store import open_store
 from icl.io.tensors import pack
 from icl.io.verify import verify_run
 from icl.io.writer import Writer
-from icl.loop import SAVES_AT_ONCE
+from icl.member import SAVES_AT_ONCE
 from icl.results import load_run
 from tests.emulator import BUCKET, Proxy, emulator, proxy
 

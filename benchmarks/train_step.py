@@ -26,7 +26,7 @@ from icl.core.plan import build_plan
 from icl.core.spec import Spec, with_fields
 from icl.core.step import build_eval, build_train, init_state
 from icl.core.tasks import sample_batches, sample_task_pool
-from icl.io.codec import load_spec, with_run
+from icl.io.codec import load_spec
 from icl.io.rundir import open_run
 from icl.io.store import open_store
 
@@ -38,7 +38,7 @@ class OurLoop:
 
     def __init__(self, spec: Spec, num_steps: int) -> None:
         self._backend = get_backend("cpu")
-        self._advance = build_train(with_run(spec, max_chunk=num_steps), self._backend)
+        self._advance = build_train(spec, self._backend, num_steps=num_steps)
         self.state = self._backend.to_device(init_state(spec))
 
     def run(self, batches: Tree) -> list[float]:

@@ -21,7 +21,7 @@ from icl.core.backend import Backend
 from icl.core.spec import Spec
 from icl.core.step import build_train, init_state, train_step
 from icl.core.tasks import sample_batch, sample_batches, sample_task_pool
-from icl.io.codec import load_spec, with_run
+from icl.io.codec import load_spec
 
 ROOT = Path(__file__).parent.parent
 _WARM_UP = 3  # steps of the unfused loops
@@ -69,7 +69,7 @@ def pure_step(spec: Spec, backend: Backend) -> Run:
 
 def fused(spec: Spec, backend: Backend, num_steps: int) -> Run:
     """What `icl` runs: `num_steps` steps in one program."""
-    advance = build_train(with_run(spec, max_chunk=num_steps), backend)
+    advance = build_train(spec, backend, num_steps=num_steps)
     state, pool, done = backend.to_device(init_state(spec)), sample_task_pool(spec), 0
 
     def run(steps: int) -> None:

@@ -67,7 +67,7 @@ def compute_late(late: Late, setup: Setup) -> bool:
     """
     spec, backend, run = setup.spec, setup.backend, setup.run
     known = _known_steps(run)
-    end = min((step for step in known if step >= late.steps[-1]), default=None)
+    end = min((step for step in known if step >= max(late.steps[-1], 1)), default=None)
     if end is None:
         raise CheckpointError(
             f"{run.name}: got complete.json and nothing saved from step {late.steps[-1]} on; expected the last state. "
@@ -81,11 +81,12 @@ def compute_late(late: Late, setup: Setup) -> bool:
         f"expected the one that computed the run, to compute {wanted}, whatever may go on with it. Run it there, or "
         "ask for the cadences that the run was trained with (run.checkpoint_at, run.evaluate_at).",
     )
-    start, state = _nearest_state(run, spec, late.steps[0])
+    # An evaluation is saved with updates that lead to a saved step, so there must be some.
+    start, state = _nearest_state(run, spec, min(late.steps[0], end - 1) if late.evaluations else late.steps[0])
     logger.info("computing %s: from step %d to %d", wanted, start, end)
     stops = [step for step in {*late.steps, *known} if start < step <= end]
     chunks = list(plan_chunks(start, stops, spec.run.max_chunk))
-    batches = batches_on_device(spec, backend, setup.pool, start, chunks)
+    batches = batches_on_device(spec, backend, setup.pool, start, chunks, spec.run.max_chunk)
     on_device, step = backend.to_device(state), start
     found, kept = _Found(start), start
     for length in (0, *chunks):

@@ -8,12 +8,31 @@ Profile = dict[str, dict[str, float]]
 """By phase ("train", "evaluate", "save"), what was counted in it; names end in their unit when they are not counts."""
 
 
-class Profiler:
-    """Adds up, for each phase, what its visits cost; all phases together are all that happened until the last ended."""
+class Laps:
+    """What this thread and the device did since they were last asked about, whoever asked."""
 
     def __init__(self, counters: Callable[[], Mapping[str, float]]) -> None:
         self._counters = counters
         self._last = self._read()
+
+    def lap(self) -> dict[str, float]:
+        """What was counted since the last lap."""
+        before, self._last = self._last, self._read()
+        return {key: value - before.get(key, 0.0) for key, value in self._last.items()}
+
+    def _read(self) -> dict[str, float]:
+        return {"wall_seconds": perf_counter(), "main_thread_seconds": thread_time(), **self._counters()}
+
+
+class Profiler:
+    """Adds up, for each phase of a run, what its visits cost.
+
+    All phases of all runs that share `laps` are together all that happened until the last ended.
+    """
+
+    def __init__(self, laps: Laps) -> None:
+        self._laps = laps
+        self._laps.lap()  # what came before belongs to no phase
         self.profile: Profile = {}
 
     @contextmanager
@@ -22,14 +41,10 @@ class Profiler:
         try:
             yield
         finally:
-            now, total = self._read(), self.profile.setdefault(name, {"visits": 0.0})
+            counted, total = self._laps.lap(), self.profile.setdefault(name, {"visits": 0.0})
             total["visits"] += 1
-            for key, value in now.items():
-                total[key] = total.get(key, 0.0) + value - self._last.get(key, 0.0)
-            self._last = now
-
-    def _read(self) -> dict[str, float]:
-        return {"wall_seconds": perf_counter(), "main_thread_seconds": thread_time(), **self._counters()}
+            for key, value in counted.items():
+                total[key] = total.get(key, 0.0) + value
 
 
 def format_profile(profile: Profile) -> str:

@@ -15,7 +15,6 @@ from icl.io.rundir import RunDir
 from icl.io.tensors import Metadata
 from icl.io.writer import Writer
 
-Progress = Callable[[int, Mapping[str, float]], None]
 logger = logging.getLogger("icl")
 
 
@@ -40,7 +39,7 @@ class Setup:
     metadata: Metadata
     writer: Writer
     should_stop: Callable[[], bool]
-    progress: Progress
+    progress: Callable[[int, Mapping[str, float]], None]
 
 
 def state_to_go_on_from(

@@ -7,7 +7,7 @@ import attrs
 
 from icl.core.errors import SpecError
 from icl.core.plan import evaluation_slices
-from icl.core.spec import Spec, with_fields
+from icl.core.spec import Experiment, Spec, with_fields
 
 _FLOAT = 4
 _PARTS = ("state", "pool", "chunk", "evaluation", "activations")
@@ -74,15 +74,16 @@ def estimate(spec: Spec) -> Estimate:
     )
 
 
-def count_parameters(spec: Spec) -> int:
+def count_parameters(experiment: Experiment) -> int:
     """How many numbers `icl.core.model.parameter_shapes` describes, from those of one layer and of two."""
+    task = experiment.task
 
     def count(num_layers: int) -> int:
-        model = with_fields(spec, "model", num_layers=num_layers).model
-        return sum(map(math.prod, model.shapes(spec.task.task_dim, spec.task.num_examples).values()))
+        model = with_fields(experiment, "model", num_layers=num_layers).model
+        return sum(map(math.prod, model.shapes(task.task_dim, task.num_examples).values()))
 
     one = count(1)
-    return one + (spec.model.num_layers - 1) * (count(2) - one)
+    return one + (experiment.model.num_layers - 1) * (count(2) - one)
 
 
 def check_fits(spec: Spec, available_bytes: int | None) -> None:
@@ -125,11 +126,11 @@ def format_bytes(count: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def _activations(spec: Spec) -> int:
+def _activations(experiment: Experiment) -> int:
     """Numbers that one step keeps for its backward pass, or the sequences that are evaluated at once hold."""
-    model, examples = spec.model, spec.task.num_examples
-    _, rows = evaluation_slices(spec.evaluation.batch_size)
+    model, examples = experiment.model, experiment.task.num_examples
+    _, rows = evaluation_slices(experiment.evaluation.batch_size)
     return max(
-        spec.training.batch_size * model.activations(examples, backward=True),
+        experiment.training.batch_size * model.activations(examples, backward=True),
         rows * model.activations(examples, backward=False),
     )

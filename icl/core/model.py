@@ -10,35 +10,37 @@ from torch import Tensor
 from icl.core.architecture import Architecture, Part, Shapes
 from icl.core.backend import Tree
 from icl.core.seeds import derive_generator
-from icl.core.spec import Spec
+from icl.core.spec import Experiment
 
 
-def parameter_shapes(spec: Spec) -> Shapes:
+def parameter_shapes(experiment: Experiment) -> Shapes:
     """Name and shape of every parameter, in the order of the flat vector."""
-    return spec.model.shapes(spec.task.task_dim, spec.task.num_examples)
+    return experiment.model.shapes(experiment.task.task_dim, experiment.task.num_examples)
 
 
-def init_params(spec: Spec) -> Tree:
+def init_params(experiment: Experiment) -> Tree:
     """The parameters at step 0: each tensor a function of (`seeds.init`, its name) only.
 
     Returns: float32 CPU tensors with the names and shapes of `parameter_shapes`.
     """
-    shapes = parameter_shapes(spec)
+    shapes = parameter_shapes(experiment)
 
     def initial(name: str) -> Tensor:
-        return torch.from_numpy(spec.model.init(name, shapes, derive_generator(spec.seeds.init, "init", name)))
+        return torch.from_numpy(
+            experiment.model.init(name, shapes, derive_generator(experiment.seeds.init, "init", name))
+        )
 
     return {name: initial(name) for name in shapes}
 
 
-def flatten_params(spec: Spec, params: Mapping[str, Tensor]) -> Tensor:
+def flatten_params(experiment: Experiment, params: Mapping[str, Tensor]) -> Tensor:
     """All parameters as one vector (P,), in the order of `parameter_shapes`."""
-    return torch.cat([params[name].reshape(-1) for name in parameter_shapes(spec)])
+    return torch.cat([params[name].reshape(-1) for name in parameter_shapes(experiment)])
 
 
-def unflatten_params(spec: Spec, vector: Tensor) -> Tree:
+def unflatten_params(experiment: Experiment, vector: Tensor) -> Tree:
     """The inverse of `flatten_params`: views into `vector` (P,)."""
-    shapes = parameter_shapes(spec)
+    shapes = parameter_shapes(experiment)
     parts = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 

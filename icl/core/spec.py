@@ -1,10 +1,10 @@
-"""What an experiment is: frozen data whose every field has a rule and a help text with the papers' letters.
+"""What an experiment is, and how it is run: frozen data whose every field has a rule and a help text.
 
-Everything but `run` (the *what*-half) defines the experiment and is hashed into its name; `run` (*how*) is not. The
+An `Experiment` (*what*) is hashed into the run's name. A `Spec` is one with its `run` half (*how*), which is not. The
 task family, the architecture and the optimiser bring their own sections; a field of each names it.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import attrs
 
@@ -31,6 +31,8 @@ from icl.core.rules import (
     tuple_of,
     with_plain_values,
 )
+
+_Whole = TypeVar("_Whole", bound="Experiment")
 
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
@@ -231,8 +233,8 @@ class RunSpec:
 
 
 @attrs.frozen(kw_only=True, field_transformer=with_plain_values)
-class Spec:
-    """One experiment and how to run it."""
+class Experiment:
+    """What is computed: every bit of a run on one backend is a function of it, and the run's name is its hash."""
 
     schema: int = attrs.field(default=1, validator=integer(1, 1), metadata={"help": "Version of this format."})
     task: TaskFamily = attrs.field(
@@ -252,6 +254,17 @@ class Spec:
         metadata={"help": "Seeds of the random streams, which share no bits even under equal seeds."},
     )
     evaluation: EvaluationSpec = attrs.field(default=EvaluationSpec(), metadata={"help": "The fixed evaluation sets."})
+
+    @property
+    def experiment(self) -> "Experiment":
+        """The experiment alone, without how it is run."""
+        return Experiment(**{field.name: getattr(self, field.name) for field in attrs.fields(Experiment)})
+
+
+@attrs.frozen(kw_only=True, field_transformer=with_plain_values)
+class Spec(Experiment):
+    """One experiment and how to run it."""
+
     run: RunSpec = attrs.field(
         default=RunSpec(),
         metadata={"help": "How and where the run is computed and kept; it never changes the name of the run."},
@@ -269,6 +282,6 @@ class Spec:
             raise SpecError(*late)
 
 
-def with_fields(spec: Spec, section: str, **changes: Any) -> Spec:
-    """`spec` with fields of one section, such as "task", replaced. Raises SpecError."""
-    return attrs.evolve(spec, **{section: attrs.evolve(getattr(spec, section), **changes)})
+def with_fields(experiment: _Whole, section: str, **changes: Any) -> _Whole:
+    """`experiment` with fields of one section, such as "task", replaced. Raises SpecError."""
+    return attrs.evolve(experiment, **{section: attrs.evolve(getattr(experiment, section), **changes)})

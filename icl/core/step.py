@@ -13,23 +13,23 @@ from icl.core.metrics import TRAINING_LOSS, name_metrics, squared_error, with_li
 from icl.core.model import flatten_params, init_params, predict, unflatten_params
 from icl.core.plan import evaluation_slices
 from icl.core.schedules import learning_rate
-from icl.core.spec import Spec
+from icl.core.spec import Experiment
 from icl.core.tasks import EVALUATION_SETS, sample_evaluation_batch
 
 
-def state_leaves(spec: Spec) -> tuple[str, ...]:
+def state_leaves(experiment: Experiment) -> tuple[str, ...]:
     """The leaves of a state in the order of a program's inputs: params, the optimiser's own, step."""
-    return ("params", *spec.training.optimizer.leaves, "step")
+    return ("params", *experiment.training.optimizer.leaves, "step")
 
 
-def init_state(spec: Spec) -> Tree:
+def init_state(experiment: Experiment) -> Tree:
     """The state at step 0 on the CPU: params (P,), the optimiser's own leaves, and step () int64, the updates done."""
-    params = flatten_params(spec, init_params(spec))
-    own = spec.training.optimizer.init(params)
+    params = flatten_params(experiment, init_params(experiment))
+    own = experiment.training.optimizer.init(params)
     return {"params": params, **own, "step": torch.zeros((), dtype=torch.int64)}
 
 
-def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
+def train_step(experiment: Experiment, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
     """One update: (state, batch) -> (new state, {"train/loss": ()}), the loss being that before the update.
 
     Pure, on the device of its inputs. With a leading axis of members on every leaf it trains each of them alone.
@@ -39,9 +39,9 @@ def train_step(spec: Spec, state: Tree, batch: Tree) -> tuple[Tree, Tree]:
     """
 
     def loss_of(vector: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-        return squared_error(predict(spec.model, unflatten_params(spec, vector), xs, ys), ys)
+        return squared_error(predict(experiment.model, unflatten_params(experiment, vector), xs, ys), ys)
 
-    training = spec.training
+    training = experiment.training
     with torch.set_grad_enabled(True):
         # Not torch.func.grad: it records the backward pass for a second derivative, 6 of 45 ms a step on the CPU.
         params = state["params"].detach().requires_grad_()
@@ -66,13 +66,13 @@ def fold_steps(step: Step, state: Tree, batches: Tree, length: int) -> tuple[Tre
     return state, {key: torch.stack([scalars[key] for scalars in metrics]) for key in metrics[0]}
 
 
-def build_train(spec: Spec, backend: Backend) -> Advance:
-    """`advance(state, batches, length)` on the backend, for batches of `run.max_chunk` rows."""
-    return backend.compile_steps(lambda state, batch: train_step(spec, state, batch), num_steps=spec.run.max_chunk)
+def build_train(experiment: Experiment, backend: Backend, *, num_steps: int) -> Advance:
+    """`advance(state, batches, length)` on the backend, for batches of `num_steps` rows."""
+    return backend.compile_steps(lambda state, batch: train_step(experiment, state, batch), num_steps=num_steps)
 
 
 def evaluation_tree(
-    spec: Spec, evaluation_set: str, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
+    experiment: Experiment, evaluation_set: str, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
 ) -> Tree:
     """One evaluation set with what its predictions are compared with, cut into slices of equal size.
 
@@ -82,10 +82,10 @@ def evaluation_tree(
     Returns: xs (S, R, K, D), ys (S, R, K, 1), references (S, measurements, R, K) in their order, and weights (S, R),
         0 for the sequences that fill the last slice; float32 on the CPU.
     """
-    measured = standard_measurements(spec.task) if measurements is None else measurements
-    batch = sample_evaluation_batch(spec, evaluation_set, pool)
-    known = {TARGETS: batch["ys"], **spec.task.predictions(batch["xs"], batch["ys"], pool)}
-    size = spec.evaluation.batch_size
+    measured = standard_measurements(experiment.task) if measurements is None else measurements
+    batch = sample_evaluation_batch(experiment, evaluation_set, pool)
+    known = {TARGETS: batch["ys"], **experiment.task.predictions(batch["xs"], batch["ys"], pool)}
+    size = experiment.evaluation.batch_size
     slices, rows = evaluation_slices(size)
 
     def cut(leaf: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ def evaluation_tree(
     }
 
 
-def eval_step(spec: Spec, compare: Compare, params: Tree, batch: Tree) -> Tree:
+def eval_step(experiment: Experiment, compare: Compare, params: Tree, batch: Tree) -> Tree:
     """The sums over one slice of an evaluation set, {"sums": (measurements, K)}, from `params` {"params": (P,)}."""
-    ys_pred = predict(spec.model, unflatten_params(spec, params["params"]), batch["xs"], batch["ys"])
+    ys_pred = predict(experiment.model, unflatten_params(experiment, params["params"]), batch["xs"], batch["ys"])
     return {"sums": compare(ys_pred, batch["references"], batch["weights"])}
 
 
@@ -116,7 +116,7 @@ class Evaluate(Protocol):
 
 
 def build_eval(
-    spec: Spec, backend: Backend, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
+    experiment: Experiment, backend: Backend, pool: Tensor | None, measurements: Sequence[Measurement] | None = None
 ) -> Evaluate:
     """`evaluate` on the backend, the evaluation sets and baselines being computed and uploaded once.
 
@@ -126,9 +126,9 @@ def build_eval(
     Args:
         measurements: None for the standard ones.
     """
-    measured = standard_measurements(spec.task) if measurements is None else measurements
-    trees = {name: evaluation_tree(spec, name, pool, measured) for name in EVALUATION_SETS}
-    programs = [_Program.build(spec, backend, trees, measured, together) for together in grouped(measured)]
+    measured = standard_measurements(experiment.task) if measurements is None else measurements
+    trees = {name: evaluation_tree(experiment, name, pool, measured) for name in EVALUATION_SETS}
+    programs = [_Program.build(experiment, backend, trees, measured, together) for together in grouped(measured)]
 
     def evaluate(state: Tree, step: int | None = None) -> dict[str, float]:
         params = {"params": state["params"]}
@@ -144,10 +144,10 @@ def build_eval(
             for place, program in enumerate(due):
                 own = [index for index, (owner, _) in enumerate(program.slices) if owner == name]
                 parts = [fetched[f"{place}/{index}"] for index in own]
-                means = torch.stack(parts).to(torch.float64).sum(0) / spec.evaluation.batch_size
+                means = torch.stack(parts).to(torch.float64).sum(0) / experiment.evaluation.batch_size
                 for measurement, row in zip(program.measurements, means, strict=True):
                     values |= name_metrics(name, measurement.name, row)
-        return with_limits(spec.task, values)
+        return with_limits(experiment.task, values)
 
     return evaluate
 
@@ -163,7 +163,7 @@ class _Program:
     @classmethod
     def build(
         cls,
-        spec: Spec,
+        experiment: Experiment,
         backend: Backend,
         trees: Mapping[str, Tree],
         measured: Sequence[Measurement],
@@ -178,4 +178,6 @@ class _Program:
                 for index in range(there["xs"].shape[0])
             ]
         compare = together[0].compare
-        return cls(together, backend.compile(lambda params, batch: eval_step(spec, compare, params, batch)), slices)
+        return cls(
+            together, backend.compile(lambda params, batch: eval_step(experiment, compare, params, batch)), slices
+        )

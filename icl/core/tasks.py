@@ -1,4 +1,4 @@
-"""Task pools and batches of any task family: pure functions of (spec, step)."""
+"""Task pools and batches of any task family: pure functions of (experiment, step)."""
 
 import math
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from torch import Generator, Tensor
 from icl.core.backend import Tree
 from icl.core.family import TaskFamily
 from icl.core.seeds import derive_generator, derive_key
-from icl.core.spec import Spec
+from icl.core.spec import Experiment
 
 EVALUATION_SETS = ("pretrain", "true")
 _POOL_BLOCK = 1024  # tasks drawn from one key; changing it changes every pool
 
 
-def sample_task_pool(spec: Spec) -> Tensor | None:
+def sample_task_pool(experiment: Experiment) -> Tensor | None:
     """The M pretraining task vectors, or None when tasks are drawn afresh from the prior (`num_tasks` null).
 
     Task i depends on (`seeds.tasks`, i) only, so the pool for M is a prefix of the pool for any larger M.
@@ -24,48 +24,50 @@ def sample_task_pool(spec: Spec) -> Tensor | None:
     Returns: (M, task_size) float32 on the CPU.
     Source: Carroll et al. 2025 (nested pools); Raventos et al. 2023 draw a new pool for each M.
     """
-    num_tasks = spec.task.num_tasks
+    num_tasks = experiment.task.num_tasks
     if num_tasks is None:
         return None
     blocks = [
-        spec.task.draw_tasks(derive_generator(spec.seeds.tasks, "tasks", block), _POOL_BLOCK)
+        experiment.task.draw_tasks(derive_generator(experiment.seeds.tasks, "tasks", block), _POOL_BLOCK)
         for block in range(math.ceil(num_tasks / _POOL_BLOCK))
     ]
     return torch.from_numpy(np.concatenate(blocks)[:num_tasks].copy())
 
 
-def sample_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
+def sample_batch(experiment: Experiment, step: int, pool: Tensor | None) -> Tree:
     """The training batch of update `step` (0-based), the same bits on every backend and machine.
 
     Args:
-        pool: `sample_task_pool(spec)`.
+        pool: `sample_task_pool(experiment)`.
 
     Returns: xs (B, K, D) and ys (B, K, 1), float32 on the CPU: what training reads.
     """
-    batch = sample_training_batch(spec, step, pool)
+    batch = sample_training_batch(experiment, step, pool)
     del batch["ws"]
     return batch
 
 
-def sample_training_batch(spec: Spec, step: int, pool: Tensor | None) -> Tree:
+def sample_training_batch(experiment: Experiment, step: int, pool: Tensor | None) -> Tree:
     """`sample_batch` and the task of each of its sequences, ws (B, task_size)."""
-    rng = derive_generator(spec.seeds.sampling, "train", step)
-    return _sample(rng, spec.task, spec.training.batch_size, pool)
+    rng = derive_generator(experiment.seeds.sampling, "train", step)
+    return _sample(rng, experiment.task, experiment.training.batch_size, pool)
 
 
-def sample_batches(spec: Spec, steps: Iterable[int], pool: Tensor | None, num_rows: int | None = None) -> Tree:
+def sample_batches(
+    experiment: Experiment, steps: Iterable[int], pool: Tensor | None, num_rows: int | None = None
+) -> Tree:
     """`sample_batch` of each step, stacked: xs (N, B, K, D) and ys (N, B, K, 1).
 
     Args:
         num_rows: N, if more than the steps; the rows after them are zero.
     """
-    batches = [sample_batch(spec, step, pool) for step in steps]
+    batches = [sample_batch(experiment, step, pool) for step in steps]
     padding = {key: torch.zeros_like(leaf) for key, leaf in batches[0].items()}
     batches += [padding] * ((num_rows or len(batches)) - len(batches))
     return {key: torch.stack([batch[key] for batch in batches]) for key in padding}
 
 
-def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None) -> Tree:
+def sample_evaluation_batch(experiment: Experiment, evaluation_set: str, pool: Tensor | None) -> Tree:
     """The fixed evaluation batch of one set: "pretrain" (tasks as in training) or "true" (tasks from the prior).
 
     Returns: xs (B, K, D), ys (B, K, 1) and ws (B, task_size) with B = `evaluation.batch_size`, float32 on the CPU.
@@ -73,12 +75,12 @@ def sample_evaluation_batch(spec: Spec, evaluation_set: str, pool: Tensor | None
     """
     if evaluation_set not in EVALUATION_SETS:
         raise ValueError(f"evaluation set: got {evaluation_set!r}; expected one of {', '.join(EVALUATION_SETS)}.")
-    rng = derive_generator(spec.seeds.evaluation, "eval", evaluation_set)
+    rng = derive_generator(experiment.seeds.evaluation, "eval", evaluation_set)
     tasks = pool if evaluation_set == "pretrain" else None
-    return _sample(rng, spec.task, spec.evaluation.batch_size, tasks)
+    return _sample(rng, experiment.task, experiment.evaluation.batch_size, tasks)
 
 
-def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None) -> Tree:
+def sample_batch_on_device(experiment: Experiment, pool: Tensor, generator: Generator | None) -> Tree:
     """A training batch drawn by the device's own generator (`"sampling": "device"`), seeded by the caller.
 
     The same bits only on the same backend and version. Shapes as `sample_batch`.
@@ -86,12 +88,12 @@ def sample_batch_on_device(spec: Spec, pool: Tensor, generator: Generator | None
     Args:
         pool: (M, task_size) on the device; not looked at when `num_tasks` is null.
     """
-    return spec.task.draw_on_device(spec.training.batch_size, pool, generator)
+    return experiment.task.draw_on_device(experiment.training.batch_size, pool, generator)
 
 
-def training_seed(spec: Spec, step: int) -> int:
+def training_seed(experiment: Experiment, step: int) -> int:
     """The 63-bit seed of update `step` for device sampling, from the same stream as host sampling."""
-    return derive_key(spec.seeds.sampling, "train", step)[0] >> 1
+    return derive_key(experiment.seeds.sampling, "train", step)[0] >> 1
 
 
 def _sample(rng: np.random.Generator, task: TaskFamily, batch: int, pool: Tensor | None) -> Tree:

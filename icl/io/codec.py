@@ -15,7 +15,7 @@ from cattrs.gen import make_dict_structure_fn, override
 from icl.core.errors import SpecError
 from icl.core.fields import is_leaf, may_be_null, sections_of
 from icl.core.rules import choice, plain
-from icl.core.spec import Spec
+from icl.core.spec import Experiment, Spec
 
 _Decoded = TypeVar("_Decoded")
 _LARGEST_FILE = 2**26  # bytes; a list of the 100,000 runs that a sweep may have takes some ten million
@@ -85,22 +85,15 @@ def spec_from_data(data: object) -> Spec:
         raise SpecError(*_faults(error, "")) from None
 
 
-def spec_to_data(spec: Spec) -> dict[str, Any]:
+def spec_to_data(spec: Experiment) -> dict[str, Any]:
     """Plain JSON data with every default filled in."""
     data: dict[str, Any] = orjson.loads(encode_spec(spec))
     return data
 
 
-def encode_spec(spec: Spec, *, what_only: bool = False) -> bytes:
-    """Canonical JSON: keys sorted at every depth, one spelling for every number; equal specs have equal bytes.
-
-    Args:
-        what_only: leave out the `run` half.
-    """
-    data = attrs.asdict(spec)
-    if what_only:
-        del data["run"]
-    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+def encode_spec(spec: Experiment) -> bytes:
+    """Canonical JSON: keys sorted at every depth, one spelling for every number; equal specs have equal bytes."""
+    return orjson.dumps(attrs.asdict(spec), option=orjson.OPT_SORT_KEYS)
 
 
 def with_run(spec: Spec, **changes: Any) -> Spec:

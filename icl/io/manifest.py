@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from icl.core.errors import SpecError
-from icl.core.spec import RunSpec, Spec
+from icl.core.spec import Experiment, RunSpec, Spec
 from icl.io.codec import decode_spec, spec_from_data, spec_to_data
 from icl.io.documents import decode_document, encode_document
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
@@ -102,11 +102,11 @@ class Manifest:
         found = self._read(self._files(), read_file)
         return [info for _, info in sorted((each for each in found if "from_step" in each[1]), key=_order)]
 
-    def run_halves(self, spec: Spec) -> list[tuple[RunSpec | None, bool]]:
+    def run_halves(self, experiment: Experiment) -> list[tuple[RunSpec | None, bool]]:
         """The run half of every attempt, None where it cannot be read, and whether all that it asks for is saved."""
         # Those of 0.1.0, which have no number, left out what was asked for too late.
         return [
-            (_run_half(spec, info), info.get("status") == "complete" and _number(file) >= 0)
+            (_run_half(experiment, info), info.get("status") == "complete" and _number(file) >= 0)
             for file, info in self._read(self._files(), self._readable)
         ]
 
@@ -206,47 +206,47 @@ def read_spec(store: Store, name: str) -> Spec:
     """
     check_run_name(name)
     try:
-        spec = stored_spec(store, name)
+        experiment = stored_experiment(store, name)
     except MissingObjectError:
         names = ", ".join(summary.name for summary in list_runs(store)) or "none"
         raise StoreError(f"{store.url}: got no run {name!r}; expected one of those there ({names}).") from None
     attempts = Manifest(store, name).attempts()
     try:
-        return with_run_half(spec, attempts[-1]) if attempts else spec
+        return with_run_half(experiment, attempts[-1] if attempts else {})
     except SpecError as error:
         logger.warning("%s: the latest attempt's run half is another version's (%s); the default is shown", name, error)
-        return spec
+        return with_run_half(experiment, {})
 
 
-def _run_half(spec: Spec, attempt: Mapping[str, Any]) -> RunSpec | None:
+def _run_half(experiment: Experiment, attempt: Mapping[str, Any]) -> RunSpec | None:
     try:
-        return with_run_half(spec, attempt).run if "run" in attempt else None
+        return with_run_half(experiment, attempt).run if "run" in attempt else None
     except SpecError:
         return None
 
 
-def with_run_half(spec: Spec, attempt: Mapping[str, Any]) -> Spec:
-    """`spec` with the run half of an attempt. Raises SpecError for one that this version does not understand."""
-    return spec_from_data({**spec_to_data(spec), "run": attempt.get("run", {})})
+def with_run_half(experiment: Experiment, attempt: Mapping[str, Any]) -> Spec:
+    """The experiment as an attempt runs it, by default without one. Raises SpecError for another version's run half."""
+    return spec_from_data({**spec_to_data(experiment), "run": attempt.get("run", {})})
 
 
-def stored_spec(store: Store, name: str) -> Spec:
-    """The experiment that a run's directory holds, with the default run half.
+def stored_experiment(store: Store, name: str) -> Experiment:
+    """The experiment that a run's directory holds.
 
     Raises: CheckpointError unless it is, to the last bit, the one that its name says.
     """
 
-    def decode(data: bytes, path: str) -> Spec:
+    def decode(data: bytes, path: str) -> Experiment:
         try:
-            spec = attrs.evolve(decode_spec(data), run=RunSpec())
+            experiment = decode_spec(data).experiment
         except SpecError as error:
             raise CheckpointError(
                 f"{path}: got {error}; expected the spec of this run. It is damaged or foreign."
             ) from None
-        if run_name(spec) != name:
+        if run_name(experiment) != name:
             raise CheckpointError(
-                f"{path}: got the spec of {run_name(spec)}; expected that of {name}. The data is foreign."
+                f"{path}: got the spec of {run_name(experiment)}; expected that of {name}. The data is foreign."
             )
-        return spec
+        return experiment
 
     return read_decoded(store, f"{name}/spec.json", decode, _LARGEST_SPEC)

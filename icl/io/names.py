@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from icl.core.errors import SpecError
-from icl.core.spec import Spec
+from icl.core.spec import Experiment
 from icl.io.codec import encode_spec, load_spec
 
 OMITTED_AT_DEFAULT: dict[int, dict[str, Any]] = {1: {"task.family": "linear"}}
@@ -21,24 +21,24 @@ Such a field is left out of the hashed bytes while it holds that default, so tha
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
-def run_name(spec: Spec | Mapping[str, Any]) -> str:
-    """E.g. "L2H4-Minf-s0-3f9c2a10b7de4a51": a slug and 64 bits of the SHA-256 of the what-half of the spec.
+def run_name(spec: Experiment | Mapping[str, Any]) -> str:
+    """E.g. "L2H4-Minf-s0-3f9c2a10b7de4a51": a slug and 64 bits of the SHA-256 of the experiment.
 
-    Two specs that differ in any what-field have different names; `run` and the way a spec is written do not count.
+    Two different experiments have different names; `run` and the way a spec is written do not count.
     """
-    spec = load_spec(spec)
+    spec = spec if isinstance(spec, Experiment) else load_spec(spec)
     model, tasks = spec.model, spec.task.num_tasks
     slug = f"L{model.num_layers}H{model.num_heads}-M{'inf' if tasks is None else tasks}-s{spec.seeds.init}"
     return f"{slug}-{hashlib.sha256(hashed_bytes(spec)).hexdigest()[:16]}"
 
 
-def hashed_bytes(spec: Spec, omitted: dict[str, Any] | None = None) -> bytes:
-    """The canonical what-half without the fields of `OMITTED_AT_DEFAULT` at their default.
+def hashed_bytes(experiment: Experiment, omitted: dict[str, Any] | None = None) -> bytes:
+    """The canonical experiment without the fields of `OMITTED_AT_DEFAULT` at their default.
 
     It names the run, and its spec.json holds it.
     """
-    data = orjson.loads(encode_spec(spec, what_only=True))
-    for path, default in (OMITTED_AT_DEFAULT[spec.schema] if omitted is None else omitted).items():
+    data = orjson.loads(encode_spec(experiment.experiment))
+    for path, default in (OMITTED_AT_DEFAULT[experiment.schema] if omitted is None else omitted).items():
         *parents, leaf = path.split(".")
         owner = data
         for parent in parents:

@@ -1,6 +1,6 @@
 """One run's directory: what lies where, and what it means.
 
-spec.json (the what-half), attempts/ (with their run half), checkpoints/ (parameters), state/ (what training resumes
+spec.json (the experiment), attempts/ (with their run half), checkpoints/ (parameters), state/ (what training resumes
 from, the newest two), metrics/, complete.json, owner/ (a heartbeat), superseded/ (never read). Data is published before
 what makes it count.
 """
@@ -18,11 +18,11 @@ from icl.core.backend import Tree
 from icl.core.metrics import TRAINING_LOSS
 from icl.core.model import parameter_shapes
 from icl.core.rules import MAX_INT
-from icl.core.spec import Spec
+from icl.core.spec import Experiment, Spec
 from icl.core.step import state_leaves
 from icl.io.contents import require_contents, size_limit
 from icl.io.errors import CheckpointError, MissingObjectError
-from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_spec
+from icl.io.manifest import Manifest, read_spec, saved_steps, step_path, stored_experiment
 from icl.io.names import hashed_bytes, run_name
 from icl.io.reading import read_decoded
 from icl.io.records import SegmentFile, StepFile, structure
@@ -41,12 +41,12 @@ class RunDir:
     """The directory of one run in a store.
 
     Attributes:
-        spec: what its tensors are checked against; None where it cannot be read.
+        experiment: what its tensors are checked against; None where it cannot be read.
     """
 
     store: Store
     name: str
-    spec: Spec | None = attrs.field(default=None, eq=False, repr=False)
+    experiment: Experiment | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def manifest(self) -> Manifest:
@@ -73,7 +73,11 @@ class RunDir:
         path = self.step_path("checkpoints", step)
         try:
             params = self.load("checkpoints", path)[0]
-            return params if self.spec is None else {name: params[name] for name in parameter_shapes(self.spec)}
+            return (
+                params
+                if self.experiment is None
+                else {name: params[name] for name in parameter_shapes(self.experiment)}
+            )
         except MissingObjectError:
             saved = self.checkpoint_steps()
         shown = ", ".join(map(str, saved if len(saved) <= 20 else [*saved[:10], "...", *saved[-10:]])) or "none"
@@ -117,7 +121,7 @@ class RunDir:
                 logger.warning("%s Falling back to the state before it.", error)
             else:
                 # As at step 0: the inputs of a program are in the order of its leaves.
-                leaves = sorted(state) if self.spec is None else state_leaves(self.spec)
+                leaves = sorted(state) if self.experiment is None else state_leaves(self.experiment)
                 return step, {leaf: state[leaf] for leaf in leaves}, metadata
         return None
 
@@ -216,9 +220,9 @@ class RunDir:
         """The most bytes that the file of tensors at `path` may have."""
         _, folder, file = path.split("/")
         segment = _SEGMENT_FILE.fullmatch(file)
-        most = self.spec.training.total_steps if self.spec else 0
+        most = self.experiment.training.total_steps if self.experiment else 0
         num_updates = min(max(int(segment[2]) - int(segment[1]), 0), most) if segment else 0
-        return size_limit(self.spec, KINDS[folder], num_updates)
+        return size_limit(self.experiment, KINDS[folder], num_updates)
 
     def _decode(self, folder: str, data: bytes, path: str) -> tuple[Tree, Metadata]:
         tensors, metadata = unpack(data, path)
@@ -229,21 +233,21 @@ class RunDir:
                 f"{path}: got the {said.kind} {said.file} of run {said.run}; expected what its name and folder say. "
                 "The file was moved or renamed; put it back."
             )
-        require_contents(self.spec, said, tensors, path)
+        require_contents(self.experiment, said, tensors, path)
         return tensors, metadata
 
 
-def open_run(store: Store, spec: Spec) -> RunDir:
-    """The directory of the run of `spec`, made if it is not there.
+def open_run(store: Store, experiment: Experiment) -> RunDir:
+    """The directory of the run of `experiment`, made if it is not there.
 
     Raises: CheckpointError when the directory of that name holds another experiment.
     """
-    name = run_name(spec)
-    if not store.create(f"{name}/spec.json", hashed_bytes(spec)):
-        stored_spec(store, name)
+    name = run_name(experiment)
+    if not store.create(f"{name}/spec.json", hashed_bytes(experiment)):
+        stored_experiment(store, name)
     for folder in ("", "/attempts", "/checkpoints", "/state", "/metrics", "/owner"):
         store.discard_leftovers(f"{name}{folder}")
-    return RunDir(store, name, spec)
+    return RunDir(store, name, experiment)
 
 
 def read_run(store: Store, name: str) -> tuple[RunDir, Spec]:

@@ -7,9 +7,9 @@ import attrs
 
 from icl.core.errors import SpecError
 from icl.core.plan import spaced_steps
-from icl.core.spec import Spec
+from icl.core.spec import Experiment
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.manifest import saved_steps, stored_spec, with_run_half
+from icl.io.manifest import saved_steps, stored_experiment, with_run_half
 from icl.io.rundir import KINDS, RunDir
 
 _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
@@ -17,12 +17,12 @@ _KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.
 
 def verify_run(run: RunDir) -> Iterator[str]:
     """Every fault of what is saved, naming the file."""
-    spec: Spec | None = None
+    experiment: Experiment | None = None
     try:
-        spec = stored_spec(run.store, run.name)
+        experiment = stored_experiment(run.store, run.name)
     except (CheckpointError, StoreError) as error:
         yield str(error)
-    run = attrs.evolve(run, spec=spec)
+    run = attrs.evolve(run, experiment=experiment)
     yield from _caught(_strays(run))
     yield from _caught(_owner_faults(run))
     damage = [fault for folder in KINDS for fault in _caught(_tensor_faults(run, folder))]
@@ -78,8 +78,8 @@ def _attempt_faults(run: RunDir) -> Iterator[str]:
         path = f"{run.name}/attempts/{name}"
         try:
             info = run.manifest.read_attempt(name)
-            if run.spec is not None:
-                with_run_half(run.spec, info)
+            if run.experiment is not None:
+                with_run_half(run.experiment, info)
         except SpecError as error:
             yield f"{path}: got a run half that this version does not understand ({error}); expected one of its own."
         except (CheckpointError, StoreError) as error:
@@ -91,14 +91,14 @@ def _completion_faults(run: RunDir) -> Iterator[str]:
         return
     path = f"{run.name}/complete.json"
     complete = run.manifest.completion()
-    if run.spec is not None and complete.step != run.spec.training.total_steps:
-        yield f"{path}: got step {complete.step}; expected total_steps={run.spec.training.total_steps}."
+    if run.experiment is not None and complete.step != run.experiment.training.total_steps:
+        yield f"{path}: got step {complete.step}; expected total_steps={run.experiment.training.total_steps}."
 
 
-def _promised_checkpoints(run: RunDir, spec: Spec) -> Iterable[int]:
+def _promised_checkpoints(run: RunDir, experiment: Experiment) -> Iterable[int]:
     """The steps that attempts which completed were to save, or all attempts if they had one cadence; else the ends."""
-    total = spec.training.total_steps
-    halves = run.manifest.run_halves(spec)
+    total = experiment.training.total_steps
+    halves = run.manifest.run_halves(experiment)
     cadences = {half.checkpoint_at for half, has_all in halves if half and has_all}
     cadences = cadences or {half.checkpoint_at for half, _ in halves if half}
     if len(cadences) > 1 and not any(has_all for _, has_all in halves):
@@ -112,9 +112,9 @@ def _gaps(run: RunDir) -> Iterator[str]:
         run.metrics()
     except CheckpointError as error:
         yield str(error)
-    if run.spec is not None and "complete.json" in run.store.list(run.name):
-        total = run.spec.training.total_steps
-        expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, run.spec))]
+    if run.experiment is not None and "complete.json" in run.store.list(run.name):
+        total = run.experiment.training.total_steps
+        expected = [("state", total), *(("checkpoints", step) for step in _promised_checkpoints(run, run.experiment))]
         saved = {folder: set(saved_steps(run.store, run.name, folder)) for folder in ("checkpoints", "state")}
         for folder, step in expected:
             if step not in saved[folder]:

@@ -23,7 +23,7 @@ class BackendContract:
     spec = tiny_spec()
 
     def test_compiled_steps_are_the_fold(self, backend: Backend) -> None:
-        advance = build_train(self.spec, backend)
+        advance = build_train(self.spec, backend, num_steps=self.spec.run.max_chunk)
         for length in (1, 3, 4):
             batches = self._batches(0, length)
             expected = fold_steps(lambda s, b: train_step(self.spec, s, b), init_state(self.spec), batches, length)
@@ -68,7 +68,7 @@ class BackendContract:
             raise AssertionError("other shapes were accepted")
 
     def test_results_belong_to_the_caller(self, backend: Backend) -> None:
-        advance = build_train(self.spec, backend)
+        advance = build_train(self.spec, backend, num_steps=self.spec.run.max_chunk)
         first, first_metrics = advance(
             backend.to_device(init_state(self.spec)), backend.to_device(self._batches(0, 3)), 3
         )
@@ -100,7 +100,9 @@ class BackendContract:
         for older in (False, True):
             with hostile_settings(older=older):
                 before = process_settings()
-                new, _ = build_train(self.spec, backend)(backend.to_device(state), backend.to_device(batches), 4)
+                new, _ = build_train(self.spec, backend, num_steps=self.spec.run.max_chunk)(
+                    backend.to_device(state), backend.to_device(batches), 4
+                )
                 found = backend.to_cpu(new)
                 assert process_settings() == before
             assert identical(found, plain)
@@ -122,7 +124,9 @@ class BackendContract:
 
     def test_synchronize_waits_and_changes_nothing(self, backend: Backend) -> None:
         batches = backend.to_device(self._batches(0, 4))
-        state, _ = build_train(self.spec, backend)(backend.to_device(init_state(self.spec)), batches, 4)
+        state, _ = build_train(self.spec, backend, num_steps=self.spec.run.max_chunk)(
+            backend.to_device(init_state(self.spec)), batches, 4
+        )
         backend.synchronize()
         backend.synchronize()  # with nothing left to wait for
         assert identical(backend.to_cpu(state), self._train(backend, [4]))
@@ -149,7 +153,11 @@ class BackendContract:
         return sample_batches(self.spec, range(start, stop), sample_task_pool(self.spec), rows)
 
     def _train(self, backend: Backend, chunks: list[int]) -> Tree:
-        advance, state, step = build_train(self.spec, backend), backend.to_device(init_state(self.spec)), 0
+        advance, state, step = (
+            build_train(self.spec, backend, num_steps=self.spec.run.max_chunk),
+            backend.to_device(init_state(self.spec)),
+            0,
+        )
         for length in chunks:
             state, _ = advance(state, backend.to_device(self._batches(step, step + length)), length)
             step += length

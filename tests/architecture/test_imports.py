@@ -18,7 +18,10 @@ MAY_IMPORT = {
     "resume": {"core", "io"},
     "late": {"batches", "core", "io", "resume"},
     "effects": {"core", "profiling", "resume"},
-    "loop": {"backends", "batches", "core", "effects", "io", "late", "machine", "profiling", "resume"},
+    "options": set(),
+    "record": {"core", "io", "machine"},
+    "member": {"batches", "core", "effects", "io", "late", "options", "profiling", "record", "resume"},
+    "loop": {"backends", "core", "io", "machine", "member", "options", "profiling"},
     "predictor": {"core"},
     "progress": set(),
     "results": {"backends", "core", "io", "loop", "predictor", "progress", "stopping"},
@@ -118,6 +121,18 @@ def test_core_has_no_clock_files_environment_or_print() -> None:
         attributes = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
         assert not names & {"print", "open", "input"}, module
         assert not attributes & {"item", "tolist", "manual_seed", "cuda"}, module
+
+
+BOTH_HALVES = {"spec.py", "plan.py", "estimate.py"}  # the cadences, and what a run takes on a machine
+
+
+def test_core_computes_from_the_experiment_and_never_sees_how_it_is_run() -> None:
+    """mypy knows that an `Experiment` has no `run`, so no store, heartbeat or cadence reaches a pure function."""
+    for module in (ROOT / "core").rglob("*.py"):
+        nodes = ast.walk(ast.parse(module.read_text()))
+        used = {a.name for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "icl.core.spec" for a in n.names}
+        run_half = used & {"Spec", "RunSpec", "StepsSpec", "WandbSpec"}
+        assert not run_half or str(module.relative_to(ROOT / "core")) in BOTH_HALVES, f"{module}: {run_half}"
 
 
 def test_adapters_do_not_import_each_other() -> None:

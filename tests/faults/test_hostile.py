@@ -20,7 +20,7 @@ from icl.core.errors import SpecError
 from icl.core.spec import SeedsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.manifest import stored_spec
+from icl.io.manifest import stored_experiment
 from icl.io.rundir import RunDir, read_run
 from icl.io.store import open_store
 from icl.io.verify import verify_run
@@ -55,7 +55,7 @@ def load_bits(run: RunDir, step: int) -> dict[str, bytes]:
 def loaded(run: RunDir) -> dict[str, Any]:
     """Everything that can be read of a run; what is refused is left out."""
     reads: dict[str, Callable[[], Any]] = {
-        "spec": lambda: stored_spec(run.store, run.name),
+        "spec": lambda: stored_experiment(run.store, run.name),
         "half": lambda: read_run(run.store, run.name)[1],
         "metrics": lambda: {step: {k: v.hex() for k, v in row.items()} for step, row in run.metrics().items()},
         "state": lambda: bits((run.newest_state() or (0, {}))[1]),

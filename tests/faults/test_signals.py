@@ -135,7 +135,7 @@ from icl import loop, run
 build_train = loop.build_train
 
 def hang_in_the_third(spec, backend):
-    advance, calls = build_train(spec, backend), []
+    advance, calls = build_train(spec, backend, num_steps=spec.run.max_chunk), []
     def call(*arguments):
         calls.append(1)
         if len(calls) == 3:

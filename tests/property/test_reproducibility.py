@@ -33,7 +33,7 @@ def test_any_chunk_plan_gives_the_fold(spec: Spec, data: st.DataObject) -> None:
     )
     spec = with_run(spec, max_chunk=total + data.draw(st.integers(0, 3)))
     for backend in (CPUBackend(), StrictBackend()):
-        advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
+        advance, state = build_train(spec, backend, num_steps=spec.run.max_chunk), backend.to_device(init_state(spec))
         parts = []
         for start, stop in pairwise(cuts):
             batches = sample_batches(spec, range(start, stop), pool, spec.run.max_chunk)

@@ -71,6 +71,13 @@ def test_an_interrupted_run_gets_those_behind_it(dense: Run, store_url: str) -> 
     require_as_dense(load_run(store_url, outcome.run), dense, {0, 1, 7, 10, 13, 20}, {0, 1, 7, 10, 13, 20})
 
 
+def test_an_evaluation_asked_for_at_a_saved_state_is_saved(dense: Run, store_url: str) -> None:
+    none = with_run(SPEC, store=store_url, checkpoint_at=StepsSpec(), evaluate_at=StepsSpec())
+    assert execute(none, should_stop=stop_after(3)).step == 7
+    run = load_run(store_url, execute(with_run(none, evaluate_at=StepsSpec(also=(6,)))).run)
+    require_as_dense(run, dense, {0, 20}, {0, 6, 20})
+
+
 @given(data=st.data())
 def test_whatever_is_asked_for_whenever_ends_as_asked_from_the_start(
     dense: Run, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

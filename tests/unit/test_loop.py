@@ -18,7 +18,8 @@ from icl.core.optimizers.adam import Adam
 from icl.core.spec import ScheduleSpec, Spec, StepsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
-from icl.loop import Outcome, execute
+from icl.loop import execute
+from icl.member import Outcome
 from icl.results import Run, list_runs, load_run, train
 from icl.testing import tiny_spec, with_training
 

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from icl.core.errors import SpecError
-from icl.core.spec import SeedsSpec
-from icl.io.codec import load_spec
+from icl.core.spec import Experiment, SeedsSpec
+from icl.io.codec import encode_spec, load_spec, with_run
 from icl.io.names import OMITTED_AT_DEFAULT, check_run_name, hashed_bytes, run_name
 from icl.testing import tiny_spec, with_training
 
@@ -30,6 +30,18 @@ GOLDEN = {
 @pytest.mark.parametrize("spec", sorted(GOLDEN))
 def test_golden_names(spec: str) -> None:
     assert run_name(load_spec(SPECS / f"{spec}.json")) == GOLDEN[spec]
+
+
+def test_an_experiment_has_the_name_of_every_spec_that_runs_it() -> None:
+    spec = tiny_spec()
+    alone = spec.experiment
+    assert type(alone) is Experiment
+    assert not hasattr(alone, "run")
+    assert alone.experiment == alone == with_run(spec, store="elsewhere").experiment
+    assert run_name(alone) == run_name(spec)
+    whole = orjson.loads(encode_spec(spec))
+    del whole["run"]
+    assert orjson.loads(encode_spec(alone)) == whole
 
 
 def test_every_what_field_is_in_the_name() -> None:

@@ -4,12 +4,12 @@ from itertools import count
 
 import pytest
 
-from icl.profiling import Profiler, format_profile
+from icl.profiling import Laps, Profiler, format_profile
 
 
 def test_phases_add_up_to_the_whole() -> None:
     ticks = count()
-    profiler = Profiler(lambda: {"ticks": float(next(ticks))})
+    profiler = Profiler(Laps(lambda: {"ticks": float(next(ticks))}))
     for name in ("train", "save", "train"):
         with profiler.phase(name):
             next(ticks)
@@ -19,7 +19,7 @@ def test_phases_add_up_to_the_whole() -> None:
 
 
 def test_a_phase_that_fails_is_counted() -> None:
-    profiler = Profiler(dict)
+    profiler = Profiler(Laps(dict))
     with pytest.raises(ValueError, match="broken"), profiler.phase("train"):
         raise ValueError("broken")
     assert profiler.profile["train"]["visits"] == 1

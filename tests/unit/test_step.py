@@ -75,7 +75,7 @@ def test_no_host_read_inside_chunks_or_evaluations() -> None:
     """Field faults 6 to 8: nothing waits for a value until a whole chunk or evaluation is fetched."""
     spec = tiny_spec(task=LinearTask(task_dim=3, num_examples=4, num_tasks=5))
     backend, pool = StrictBackend(), sample_task_pool(spec)
-    advance, evaluate = build_train(spec, backend), build_eval(spec, backend, pool)
+    advance, evaluate = build_train(spec, backend, num_steps=spec.run.max_chunk), build_eval(spec, backend, pool)
     batches = sample_batches(spec, range(3), pool, spec.run.max_chunk)
     state, _ = advance(backend.to_device(init_state(spec)), backend.to_device(batches), 3)
     evaluate(state)

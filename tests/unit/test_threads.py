@@ -83,7 +83,7 @@ for architecture in ("timaeus", "raventos"):
     training = TrainingSpec(total_steps=100, batch_size=96)
     spec = Spec(task=LinearTask(task_dim=5, num_examples=12), model=model, training=training)
     batches = sample_batches(spec, range(3), None, spec.run.max_chunk)
-    state, _ = build_train(spec, backend)(backend.to_device(init_state(spec)), batches, 3)
+    state, _ = build_train(spec, backend, num_steps=spec.run.max_chunk)(backend.to_device(init_state(spec)), batches, 3)
     told[architecture] = tensors_digest(state)
 print(json.dumps(told))
 """

@@ -40,7 +40,7 @@ def backend() -> Backend:
 def train(spec: Spec, backend: Backend, chunks: list[int]) -> tuple[Tree, list[float]]:
     """The state and losses after chunks of these lengths."""
     pool, step, losses = sample_task_pool(spec), 0, list[float]()
-    advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
+    advance, state = build_train(spec, backend, num_steps=spec.run.max_chunk), backend.to_device(init_state(spec))
     for length in chunks:
         batches = sample_batches(spec, range(step, step + length), pool, spec.run.max_chunk)
         state, metrics = advance(state, backend.to_device(batches), length)
@@ -104,7 +104,7 @@ def test_a_long_run_is_one_training_and_one_evaluation_program(backend: Backend,
 
 def test_a_chunk_is_one_upload_one_execution_and_one_fetch(backend: Backend) -> None:
     spec = tiny_spec()
-    advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
+    advance, state = build_train(spec, backend, num_steps=spec.run.max_chunk), backend.to_device(init_state(spec))
     counted: list[dict[str, float]] = []
     for length in (4, 1, 3, 4, 1, 3, 2, 2):
         batches = sample_batches(spec, range(length), None, spec.run.max_chunk)
@@ -120,7 +120,7 @@ def test_a_chunk_is_one_upload_one_execution_and_one_fetch(backend: Backend) -> 
 @pytest.mark.parametrize("spec", special_rates(), ids=lambda spec: str(spec.training.schedule.learning_rate))
 def test_special_learning_rates_are_data(spec: Spec, backend: Backend) -> None:
     """Field fault 4: a rate of 0 or 1 as a Python number becomes a constant, and the program another one."""
-    advance, state = build_train(spec, backend), backend.to_device(init_state(spec))
+    advance, state = build_train(spec, backend, num_steps=spec.run.max_chunk), backend.to_device(init_state(spec))
     batches = backend.to_device(sample_batches(spec, range(4), None, 4))
     state, _ = advance(state, batches, 1)
     seen = backend.counters()["compilations"]
