@@ -128,9 +128,9 @@ class Predictor(nn.Module):
         """How much every token attends to every other: for each layer (B, H, 2K, 2K), queries before keys.
 
         Tokens are in the order x_1, y_1, x_2, y_2, ..., x_K, y_K. All 2K are carried through every layer, also those
-        that `forward` leaves out because nothing reads them: y tokens in the last layer and y_K in all. Rows sum to 1
-        and are 0 for later tokens. Otherwise the computation is that of `forward`: through every part, whatever has
-        taken its place, with its hooks.
+        that `forward` leaves out because nothing reads them: y tokens in the last layer and y_K in all. Entries are 0
+        for later tokens, and rows sum to 1 under a softmax. Otherwise the computation is that of `forward`: through
+        every part, whatever has taken its place, with its hooks.
 
         Raises: ValueError as `forward`, and when a part that gives a pattern was replaced by one that gives none.
         """

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from icl.core.architectures.linear_attention import LinearAttention
 from icl.core.architectures.raventos import Raventos
 from icl.core.architectures.timaeus import Timaeus
 from icl.core.model import parameter_shapes
@@ -15,6 +16,7 @@ MODELS = {
     "timaeus": Timaeus(num_heads=2, embed_dim=8),
     "timaeus-bare": Timaeus(num_heads=2, embed_dim=8, num_layers=1, layer_norm=False, attention_output=False),
     "raventos": Raventos(num_heads=2, embed_dim=8, num_layers=3),
+    "linear_attention": LinearAttention(num_heads=2, embed_dim=8, num_layers=3),
 }
 SPECS = {name: tiny_spec(model=model) for name, model in MODELS.items()}
 
@@ -28,6 +30,10 @@ def sequences(spec: Spec, batch: int = 6) -> tuple[Tensor, Tensor]:
 def fields(spec: Spec) -> Any:
     """The section of the architecture, with its own fields."""
     return spec.model
+
+
+def has_mlp(spec: Spec) -> bool:
+    return any(".mlp." in name for name in parameter_shapes(spec))
 
 
 def random_params(spec: Spec) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ def read(files: LocalFileSystem, path: str, limit: int) -> bytes:
         if found.st_size > limit:
             raise too_large(path, limit)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(limit)
+            return file.read(found.st_size)  # not the limit, for which room would be made
     finally:
         os.close(descriptor)
 

@@ -17,7 +17,7 @@ import pytest
 from icl import store as store_command
 from icl.core.backend import Tree
 from icl.core.errors import SpecError
-from icl.core.spec import SeedsSpec
+from icl.core.spec import RunSpec, SeedsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
 from icl.io.manifest import stored_experiment
@@ -79,6 +79,11 @@ def said(data: bytes) -> tuple[Any, bytes]:
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
+def is_less_of(attempts: list[dict[str, Any]], right: list[dict[str, Any]]) -> bool:
+    """Whether each says nothing but what one of the right ones says: a damaged file of an attempt is left out."""
+    return all(any(attempt.items() <= other.items() for other in right) for attempt in attempts)
+
+
 def test_a_flipped_bit_is_found_or_harmless(trained: RunDir) -> None:
     """A thousand, anywhere; a damaged newest state falls back to the one before, which is right as well."""
     root = Path(trained.store.url)
@@ -103,7 +108,10 @@ def test_a_flipped_bit_is_found_or_harmless(trained: RunDir) -> None:
             wrong = [
                 name
                 for name, value in loaded(trained).items()
-                if value != right[name] and not (name == "state" and value == fallback)
+                if value != right[name]
+                and not (name == "state" and value == fallback)
+                and not (name == "attempts" and faults and is_less_of(value, right[name]))
+                and not (name == "half" and faults and attrs.evolve(value.run, store="runs") == RunSpec())
             ]
         finally:
             path.write_bytes(before)

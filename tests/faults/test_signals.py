@@ -131,11 +131,11 @@ def test_a_stderr_that_nobody_reads_loses_no_run(tmp_path: Path, reader: str) ->
 
 HUNG = """
 import sys, threading
-from icl import loop, run
-build_train = loop.build_train
+from icl import member, run
+build_train = member.build_train
 
-def hang_in_the_third(spec, backend):
-    advance, calls = build_train(spec, backend, num_steps=spec.run.max_chunk), []
+def hang_in_the_third(spec, backend, *, num_steps):
+    advance, calls = build_train(spec, backend, num_steps=num_steps), []
     def call(*arguments):
         calls.append(1)
         if len(calls) == 3:
@@ -143,7 +143,7 @@ def hang_in_the_third(spec, backend):
         return advance(*arguments)
     return call
 
-loop.build_train = hang_in_the_third
+member.build_train = hang_in_the_third
 sys.exit(run.main(sys.argv[1:]))
 """
 

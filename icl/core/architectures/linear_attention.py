@@ -1,7 +1,6 @@
 """A transformer of linear attention alone: no softmax, no MLP."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -68,7 +67,18 @@ class LinearAttention:
         return init_layer_norm(name, shapes) if "layer_norm" in name else init_uniform(name, shapes, rng)
 
     def parts(self) -> Mapping[str, Callable[..., Any]]:
-        return _parts()
+        from icl.core.architectures import blocks
+
+        def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
+            return blocks.attend(part, inputs, mask)[1]
+
+        def pattern(part: Part, queries: "Tensor", keys: "Tensor", mask: "Tensor") -> "Tensor":
+            weights = mask.exp()  # 1 for a key that is seen, 0 for one in the future
+            weights = weights / (weights.sum(-1, keepdim=True) * queries.shape[-1] ** 0.5)
+            attended: Tensor = (queries @ keys.transpose(1, 2)) * weights
+            return attended
+
+        return {**blocks.PARTS, "block": block, "pattern": pattern}
 
     def predict(self, call: Call, xs: "Tensor", ys: "Tensor") -> "Tensor":
         from icl.core.architectures import blocks
@@ -77,19 +87,3 @@ class LinearAttention:
 
     def activations(self, num_examples: int, *, backward: bool) -> int:
         return transformer_activations(self, num_examples, mlp_dim=0, kept_of_mlp=0, backward=backward)
-
-
-@cache
-def _parts() -> Mapping[str, Callable[..., Any]]:
-    from icl.core.architectures import blocks
-
-    def block(part: Part, inputs: "Tensor", mask: "Tensor") -> "Tensor":
-        return blocks.attend(part, inputs, mask)[1]
-
-    def pattern(part: Part, queries: "Tensor", keys: "Tensor", mask: "Tensor") -> "Tensor":
-        weights = mask.exp()  # 1 for a key that is seen, 0 for one in the future
-        weights = weights / (weights.sum(-1, keepdim=True) * queries.shape[-1] ** 0.5)
-        attended: Tensor = (queries @ keys.transpose(1, 2)) * weights
-        return attended
-
-    return {**blocks.PARTS, "block": block, "pattern": pattern}

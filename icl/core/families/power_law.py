@@ -1,7 +1,10 @@
 """Linear regression whose tasks have a covariance with a power-law spectrum."""
 
+import math
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -108,5 +111,5 @@ class PowerLawTask:
         """The standard deviation of each weight."""
         power = Decimal(-self.exponent)  # not floats, whose powers C libraries round differently
         variances = [float(Decimal(d) ** power) for d in range(1, self.task_dim + 1)]
-        mean = sum(variances) / self.task_dim
-        return [(variance / mean) ** 0.5 for variance in variances]
+        mean = reduce(add, variances) / self.task_dim  # not `sum`, which rounds otherwise from Python 3.12 on
+        return [math.sqrt(variance / mean) for variance in variances]
