@@ -100,17 +100,17 @@ def main() -> None:
         "openmp": [*HERE, "--neighbour", "--spec", options.spec],
     }
     rows: list[dict[str, Any]] = []
-    for name, neighbour in ((name, neighbours[name]) for name in options.beside or neighbours):
-        for threads in dict.fromkeys((1, cores)):
-            for waiting in list(POLICIES)[: 1 if threads == 1 else None]:  # one thread waits for none
-                with beside(neighbour):
+    for name in options.beside or neighbours:
+        with beside(neighbours[name]):
+            for threads in dict.fromkeys((1, cores)):
+                for waiting in list(POLICIES)[: 1 if threads == 1 else None]:  # one thread waits for none
                     arguments = ["--measure", str(threads), "--blocks", str(options.blocks), "--steps"]
                     command = [*HERE, *arguments, str(options.steps), "--spec", options.spec]
                     said = subprocess.run(command, env=policy(waiting), stdout=subprocess.PIPE, check=True).stdout
-                each = json.loads(said)
-                low, _, high = quantiles(each, n=4)
-                row = {"beside": name, "threads": threads, "waiting": waiting if threads > 1 else "-"}
-                rows.append({**row, "ms_a_step": median(each), "quartiles": [low, high]})
+                    each = json.loads(said)
+                    low, _, high = quantiles(each, n=4)
+                    row = {"beside": name, "threads": threads, "waiting": waiting if threads > 1 else "-"}
+                    rows.append({**row, "ms_a_step": median(each), "quartiles": [low, high]})
     print_table(rows)
     report("busy_machine", {"rows": rows, "cores_allowed": cores, **describe_machine()}, save=options.save)
 

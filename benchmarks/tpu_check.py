@@ -24,10 +24,10 @@ from icl.results import load_run
 Line = tuple[bool | None, str]  # holds, does not, or was not to be judged here; and what was seen
 CHIP = """
 from icl.backends import get_backend
+from torch_xla._internal import tpu
 import json
-print(json.dumps(get_backend("xla").describe()))
+print(json.dumps([get_backend("xla").describe(), tpu.num_available_chips()]))
 """
-CHIPS = "from torch_xla._internal import tpu; print(tpu.num_available_chips())"
 WITHOUT_XLA = """
 import sys
 sys.modules["torch_xla"] = None
@@ -60,6 +60,7 @@ class Check:
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder, self.name = spec, folder, run_name(spec)
+        self.num_chips = 0
         self.file = folder / "spec.json"
         self.file.write_bytes(encode_spec(spec))
 
@@ -79,7 +80,8 @@ class Check:
         return different + (not runs[0].metrics().equals(runs[1].metrics()))
 
     def device(self) -> Line:
-        return True, str(json.loads(python("-c", CHIP)))
+        description, self.num_chips = json.loads(python("-c", CHIP))
+        return True, str(description)
 
     def seeds(self) -> Line:
         wrong = [statement for statement, holds in findings().items() if not holds]
@@ -106,7 +108,7 @@ class Check:
         return count > 0, f"{count} parameters with torch and safetensors alone"
 
     def one_run_a_chip(self) -> Line:
-        chips = int(python("-c", CHIPS))
+        chips = self.num_chips
         if os.environ.get("PJRT_DEVICE") != "CPU" and chips < 2:
             return None, f"{chips} chip: nothing to keep apart"
         stores = [f"chip{i}" for i in range(min(max(chips, 2), 4))]

@@ -3,37 +3,44 @@
 Runs on PJRT CPU unless PJRT_DEVICE says otherwise. docs/randomness.md draws the conclusions.
 """
 
+import json
 import os
 import subprocess
 import sys
 
-DRAW = """
-import torch, torch_xla, torch_xla.core.xla_model as xm
-device = torch_xla.device()
-{setup}
-first = torch.randn(3, device=device)
-{between}
-second = torch.randn(3, device=device)
-print([round(x, 6) for x in first.tolist()], [round(x, 6) for x in second.tolist()], sep="|")
+Draws = list[list[float]]  # the first and the second of three numbers
+DRAWS = """
+import json, torch, torch_xla, torch_xla.core.xla_model as xm
+
+def draws(setup=None, between=lambda: None, device=torch_xla.device()):
+    if setup:
+        setup()
+    first = torch.randn(3, device=device)
+    between()
+    second = torch.randn(3, device=device)
+    return [[round(x, 6) for x in draw.tolist()] for draw in (first, second)]
+
+def seed(number):
+    return lambda: xm.set_rng_state(number, str(torch_xla.device()))
 """
 
 
-def draws(setup: str = "", between: str = "") -> list[str]:
-    """The first and the second draw of a fresh process."""
-    script = DRAW.format(setup=setup, between=between)
+def fresh(*calls: str) -> list[Draws]:
+    """What those calls of `draws` give, one after the other in a fresh process; a seed begins anew."""
     environment = {"PJRT_DEVICE": "CPU", **os.environ}
+    script = f"{DRAWS}\nprint(json.dumps([{', '.join(calls)}]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    return done.stdout.strip().split("|")
+    found: list[Draws] = json.loads(done.stdout)
+    return found
 
 
 def findings() -> dict[str, bool]:
     """Each statement of docs/randomness.md about the generator, and whether it holds here."""
-    unseeded, again = draws(), draws()
-    torch_seeded = draws("torch.manual_seed(7)")
-    seeded, seeded_again = draws("xm.set_rng_state(7, str(device))"), draws("xm.set_rng_state(7, str(device))")
-    other = draws("xm.set_rng_state(8, str(device))")
-    cut = draws("xm.set_rng_state(7, str(device))", "torch_xla.sync()")
-    on_cpu = draws("torch.manual_seed(7); device = torch.device('cpu')")
+    unseeded, seeded, other = fresh("draws()", "draws(seed(7))", "draws(seed(8))")
+    again, seeded_again, cut = fresh("draws()", "draws(seed(7))", "draws(seed(7), torch_xla.sync)")
+    torch_seeded, on_cpu = fresh(
+        "draws(lambda: torch.manual_seed(7))", "draws(lambda: torch.manual_seed(7), device='cpu')"
+    )
     for name, values in (
         ("unseeded", unseeded),
         ("torch.manual_seed(7)", torch_seeded),

@@ -97,7 +97,7 @@ class TestXLA:
         result = run_benchmark("benchmarks.placement", "--spec", tiny, "--log2-tasks", "3")
         assert len(result["rows"]) == 14  # type: ignore[arg-type]
 
-    @pytest.mark.timeout(1800)  # some twenty processes, each of which loads torch_xla
+    @pytest.mark.timeout(1800)  # some ten processes, each of which loads torch_xla
     def test_every_promise_holds_on_this_machine(self, tiny: str) -> None:
         """The check for a TPU VM, on PJRT CPU; among it what docs/randomness.md says of the generator."""
         command = [sys.executable, "-m", "benchmarks.tpu_check", "--spec", tiny]
