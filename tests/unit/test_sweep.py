@@ -54,9 +54,7 @@ def test_a_sweep_is_trained_and_listed_and_then_complete(tmp_path: Path, capfd: 
         assert line.split() == [member.name, "complete", "240/240", f"init={member.spec.seeds.init}"]
     folder = session_of(sweep.name, arguments[2]).folder
     logs = {log.name: log.read_text() for log in folder.glob("cpu-*.log")}
-    begun = time.monotonic()
     assert main(arguments) == 0
-    assert time.monotonic() - begun < 20, "nothing was started"
     assert {log.name: log.read_text() for log in folder.glob("cpu-*.log")} == logs, "nothing was started"
     for number, member in enumerate(sweep.members):
         (attempt,) = load_run(arguments[2], member.name).attempts()
