@@ -16,6 +16,11 @@ from icl.profiling import Profiler
 from icl.resume import Setup
 
 logger = logging.getLogger("icl")
+_LOWER = "Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
+_LOWER_SCALE = (  # the first loss is that of the initialisation, which no update has changed
+    "Nothing was learnt before, so the numbers of the batch or of the initialisation are too large: lower what scales "
+    "them, such as `task.noise_variance`."
+)
 
 
 class Effects:
@@ -90,9 +95,10 @@ class Effects:
         bad = (~losses.isfinite()).nonzero()
         if len(bad):
             first = int(bad[0])
+            update = step - len(losses) + first + 1
             raise NonFiniteLossError(
-                f"training loss: got {float(losses[first])} at update {step - len(losses) + first + 1}; expected a "
-                "finite number. Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
+                f"training loss: got {float(losses[first])} at update {update}; expected a finite number. "
+                + (_LOWER if update > 1 else _LOWER_SCALE)
             )
         self._losses.append(losses)
         self._pending = []
@@ -101,6 +107,5 @@ class Effects:
 def _require_finite(params: Tensor, step: int) -> None:
     if not bool(params.isfinite().all()):
         raise NonFiniteLossError(
-            f"parameters after update {step}: got values that are not finite; expected finite ones. "
-            "Lower `training.schedule.learning_rate` or set `training.optimizer.max_grad_norm`."
+            f"parameters after update {step}: got values that are not finite; expected finite ones. {_LOWER}"
         )

@@ -14,9 +14,11 @@ from icl.core.plan import build_plan, plan_chunks
 from icl.core.spec import Spec
 from icl.core.step import build_eval, build_train
 from icl.core.tasks import sample_task_pool
+from icl.core.words import counted
 from icl.effects import Effects
+from icl.io.errors import CheckpointError
 from icl.io.mirror import mirrored
-from icl.io.owner import owned
+from icl.io.owner import Ownership, owned
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import open_store
 from icl.io.writer import Writer
@@ -80,7 +82,7 @@ def attempt_run(spec: Spec, backend: Backend, laps: Laps, options: Options) -> A
         if _is_done(run, spec):  # since, by the process that owned it before
             return Outcome(spec.run.store, run.name, total, "already_complete")
         owning = attrs.evolve(options, should_stop=lambda: options.should_stop() or ownership.lost)
-        return (yield from _train(spec, backend, run, laps, owning))
+        return (yield from _train(spec, backend, run, laps, owning, ownership))
 
 
 def train_chunk(member: TrainingMember) -> None:
@@ -112,7 +114,7 @@ def _is_done(run: RunDir, spec: Spec) -> bool:
     return run.manifest.status() == "complete" and not find_late(run, spec, spec.training.total_steps + 1).steps
 
 
-def _train(spec: Spec, backend: Backend, run: RunDir, laps: Laps, options: Options) -> Attempt:
+def _train(spec: Spec, backend: Backend, run: RunDir, laps: Laps, options: Options, ownership: Ownership) -> Attempt:
     total = spec.training.total_steps
     found = run.newest_state()
     start = found[0] if found else 0
@@ -125,7 +127,7 @@ def _train(spec: Spec, backend: Backend, run: RunDir, laps: Laps, options: Optio
     num_threads = run.store.concurrency(SAVES_AT_ONCE)
     with (
         ExitStack() as mirroring,  # which ends when everything is saved
-        failure_recorded(run, attempt),
+        failure_recorded(run, attempt, ownership),
         Writer(persist=persist, num_threads=num_threads) as writer,
     ):
         state = None if complete else state_to_go_on_from(run, spec, backend, found, options.allow_backend_change)
@@ -163,11 +165,26 @@ def _train(spec: Spec, backend: Backend, run: RunDir, laps: Laps, options: Optio
             writer.drain()
         status: Literal["complete", "interrupted"] = "interrupted" if stopping else "complete"
         if not stopping:
+            _require_whole(run, spec)
             writer.submit(lambda: run.manifest.mark_complete({"step": total}))
         mirror.status = status
         end = {"to_step": step, "status": status, "profile": profiler.profile, "wandb_url": mirror.url}
         writer.submit(lambda: run.manifest.record_end(attempt, end))
     return Outcome(spec.run.store, run.name, step, status, profiler.profile)
+
+
+def _require_whole(run: RunDir, spec: Spec) -> None:
+    """Raise CheckpointError when some of what was saved is gone: its folder was removed, renamed or unmounted."""
+    missing = sorted({*build_plan(spec).checkpoint} - {*run.checkpoint_steps()})
+    gone = ["no spec.json"] if "spec.json" not in run.store.list(run.name) else []
+    gone += [f"no checkpoint of {counted(len(missing), 'step')}"] if missing else []
+    covered, total = run.covered_steps(), spec.training.total_steps
+    gone += [f"no metrics from step {covered} on"] if covered < total else []
+    if gone:
+        raise CheckpointError(
+            f"{run.store.url}/{run.name}: got {', '.join(gone)} at the end; expected what was saved. The folder was "
+            "removed, or another is in its place. Put it back, or move what is there away, and run again."
+        )
 
 
 def _member(setup: Setup, profiler: Profiler, state: Tree, start: int) -> TrainingMember:

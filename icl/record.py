@@ -16,6 +16,7 @@ from icl.io.codec import spec_to_data
 from icl.io.errors import StoreError
 from icl.io.mirror import describe_wandb
 from icl.io.names import run_name
+from icl.io.owner import Ownership
 from icl.io.rundir import RunDir
 from icl.machine import allowed_cores, processor
 
@@ -26,11 +27,16 @@ _RECORDED = (  # beginnings of variables that place a computation, change it or 
 
 
 @contextmanager
-def failure_recorded(run: RunDir, attempt: str) -> Iterator[None]:
-    """Have the manifest say why an attempt failed, where the store still takes it."""
+def failure_recorded(run: RunDir, attempt: str, ownership: Ownership) -> Iterator[None]:
+    """Have the manifest say why an attempt failed, where the store still takes it.
+
+    One that another process has taken over says nothing, as one that was cut off: the run goes on there.
+    """
     try:
         yield
     except Exception as error:
+        if ownership.is_taken_over():
+            raise
         with suppress(StoreError):
             run.manifest.record_end(attempt, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
         raise

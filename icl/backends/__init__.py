@@ -1,10 +1,11 @@
 """The table of backends; an adapter is loaded when it is first asked for. Nothing here falls back to another device."""
 
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 
@@ -125,12 +126,24 @@ def available_backends() -> dict[str, str]:
 
 
 def _import_adapter(name: str) -> Adapter:
+    from icl.core.backend import Backend
+
     module, _, adapter = name.partition(":")
     try:
-        found: Adapter = getattr(importlib.import_module(module), adapter)
+        found: Any = getattr(importlib.import_module(module), adapter)
     except (ImportError, AttributeError) as error:
         raise BackendUnavailableError(
             f"backend {name}: got {error}; expected a module {module} with a class {adapter}. Install its package, set "
             "PYTHONPATH to where it lies, or correct `run.backend`."
         ) from None
-    return found
+    # Whatever a name may lead to: only what was written to be a backend is called.
+    methods = {method for method, value in vars(Backend).items() if inspect.isfunction(value) and method[0] != "_"}
+    if not inspect.isclass(found) or found is Backend:
+        fault = f"{found!r:.100}"
+    elif missing := sorted(methods - {*dir(found)}):
+        fault = f"a class without {', '.join(missing)}"
+    else:
+        return cast("Adapter", found)
+    raise BackendUnavailableError(
+        f"backend {name}: got {fault}; expected a class that keeps `icl.core.backend.Backend`. Correct `run.backend`."
+    )

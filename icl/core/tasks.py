@@ -99,5 +99,6 @@ def training_seed(experiment: Experiment, step: int) -> int:
 def _sample(rng: np.random.Generator, task: TaskFamily, batch: int, pool: Tensor | None) -> Tree:
     xs, noise = task.draw_inputs(rng, batch)
     ws = task.draw_tasks(rng, batch) if pool is None else pool.numpy()[rng.integers(pool.shape[0], size=batch)]
-    ys = task.targets(xs, noise, ws)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the loss, which says so
+        ys = task.targets(xs, noise, ws)
     return {"xs": torch.from_numpy(xs), "ys": torch.from_numpy(ys[..., None]), "ws": torch.from_numpy(ws)}

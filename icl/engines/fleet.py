@@ -93,7 +93,7 @@ def launch(sky: str, fleet: Fleet, sweep: Sweep, plain: object, num_vms: int) ->
     except OSError as error:
         raise StoreError(
             f"{folder}: got {error.strerror or error}; expected a folder that can be written, for what is known of "
-            "this fleet. Free some room there, or set XDG_STATE_HOME to another place."
+            "this fleet. Mend that, or set XDG_STATE_HOME to another place."
         ) from None
     secret = ["--secret", "WANDB_API_KEY"] if "WANDB_API_KEY" in os.environ else []
     for index in range(num_vms):

@@ -21,6 +21,7 @@ from icl.io.location import resolve_location
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 60.0
 _POLL_SECONDS = 0.1
+_LONGEST_NAME = 60  # characters, of at most 4 bytes each
 _PID = re.compile(rb"[1-9][0-9]{0,8}")  # 0 would be everybody in this process's group
 _LONGEST_PID, _LARGEST_STATUS = 64, 2**24  # bytes
 
@@ -124,7 +125,7 @@ class Session:
         except OSError as error:
             raise StoreError(
                 f"{self.folder}: got {error.strerror or error}; expected a folder that can be written, for the logs of "
-                "this sweep. Free some room there, or set XDG_STATE_HOME to another place."
+                "this sweep. Mend that, or set XDG_STATE_HOME to another place."
             ) from None
 
     @property
@@ -167,4 +168,5 @@ def session_of(sweep: str, store: str) -> Session:
             "XDG_STATE_HOME."
         )
     digest = hashlib.sha256(resolve_location(store).encode()).hexdigest()[:8]
-    return Session(Path(state) / "icl" / "sweeps" / f"{sweep}-{digest}")
+    # The digest at its end tells it from others; a file's whole name, and the digests, could be longer than a folder's.
+    return Session(Path(state) / "icl" / "sweeps" / f"{sweep[-_LONGEST_NAME:]}-{digest}")

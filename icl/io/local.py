@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from fsspec.implementations.local import LocalFileSystem
@@ -29,7 +29,6 @@ _KINDS: dict[Callable[[int], bool], str] = {
     stat.S_ISSOCK: "a socket",
 }
 _LONGEST_PATH = 4096  # bytes
-_ENDS_IN_HASH = re.compile(r"-[0-9a-f]{16}$")  # as a run's name
 _memory_lock = threading.Lock()
 _FREE_SPACE = "Free some space and run again: what was saved is intact."
 _EXPLANATIONS: dict[int, tuple[type[StoreError], str]] = {
@@ -62,24 +61,7 @@ def make_root(folder: str) -> None:
     """Make the folder of a store, which may be there."""
     if len(os.fsencode(folder)) >= _LONGEST_PATH:  # which Python's own would find out by recursion
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    runs = (path for path in _folders_above(folder) if _ENDS_IN_HASH.search(path))
-    run = next((path for path in runs if os.path.isfile(f"{path}/spec.json")), None)
-    if run is not None:
-        raise StoreError(
-            f"store: got {folder!r}, which is inside a run; expected a folder of its own. Write {os.path.dirname(run)} "
-            "for the store that the run is in."
-        )
     os.makedirs(folder, exist_ok=True)
-
-
-def _folders_above(folder: str) -> Iterator[str]:
-    """A folder and those that it is in."""
-    while True:
-        yield folder
-        above = os.path.dirname(folder)
-        if above == folder:
-            return
-        folder = above
 
 
 def read(files: LocalFileSystem, path: str, limit: int) -> bytes:

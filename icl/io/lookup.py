@@ -3,6 +3,7 @@
 import difflib
 
 from icl.io.errors import StoreError
+from icl.io.manifest import is_of_run
 from icl.io.names import check_run_name, natural_order
 from icl.io.store import Store
 
@@ -40,7 +41,7 @@ def find_run(store: Store, text: str) -> str:
 
 
 def _is_run(store: Store, name: str) -> bool:
-    return "spec.json" in store.list(name)
+    return is_of_run(store.list(name))
 
 
 def _some(names: list[str]) -> str:

@@ -6,7 +6,7 @@ A listing of a store, or of a sweep, is made of these and of file names; none of
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -25,6 +25,7 @@ logger = logging.getLogger("icl")
 _STEP_FILE = re.compile(r"step-([0-9]{12})\.safetensors")
 # The number is how many attempts were there before; those of 0.1.0 have none.
 _ATTEMPT_FILE = re.compile(r"(?P<from_step>[0-9]{12})-(?:(?P<number>[0-9]{6,9})-)?[0-9a-f]{12}(?P<end>\.end)?\.json")
+RUN_OBJECTS = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
 _LARGEST_SPEC = 2**16  # bytes
 
 
@@ -184,14 +185,22 @@ def saved_steps(store: Store, run: str, folder: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def is_of_run(names: Iterable[str]) -> bool:
+    """Whether a folder of those names is a run's, also one that has lost its spec."""
+    return not RUN_OBJECTS.isdisjoint(names)
+
+
 def list_runs(store: Store) -> list[RunSummary]:
-    """Every run of a store, M4 before M16 and Minf last, from at most three listings each and no file."""
+    """Every run of a store, M4 before M16 and Minf last.
+
+    From at most three listings each, and of a complete one the file that says so.
+    """
 
     def summary(name: str) -> RunSummary | None:
         inside = store.list(name) if is_run_name(name) else []
-        if "spec.json" not in inside:
+        if not is_of_run(inside):
             return None
-        status = "complete" if "complete.json" in inside else "incomplete"
+        status = Manifest(store, name).status() if "complete.json" in inside else "incomplete"
         # An imported run has no state.
         steps = saved_steps(store, name, "state") or saved_steps(store, name, "checkpoints")
         return RunSummary(name, status, max(steps, default=0))
@@ -208,6 +217,11 @@ def read_spec(store: Store, name: str) -> Spec:
     try:
         experiment = stored_experiment(store, name)
     except MissingObjectError:
+        if store.list(name):
+            raise CheckpointError(
+                f"{name}/spec.json: got nothing; expected the spec of this run. It was lost: train the run's spec "
+                "again, which writes it and goes on from what is there."
+            ) from None
         names = ", ".join(summary.name for summary in list_runs(store)) or "none"
         raise StoreError(f"{store.url}: got no run {name!r}; expected one of those there ({names}).") from None
     attempts = Manifest(store, name).attempts()

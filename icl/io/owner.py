@@ -34,10 +34,15 @@ _GOODBYE_SECONDS = 5.0  # for a beat that is on its way when the run ends
 
 @attrs.define
 class Ownership:
-    """Whether the run is still this process's, and the number of its newest heartbeat."""
+    """Whether the run is still this process's, as far as its heartbeats have told, and the number of the newest."""
 
     lost: bool = False
     number: int = 0
+    _look: Callable[[], bool] = lambda: False
+
+    def is_taken_over(self) -> bool:
+        """Whether another process owns the run now: looked up where no heartbeat has told it yet."""
+        return self.lost or self._look()
 
 
 @contextmanager
@@ -69,7 +74,7 @@ def owned(
             process.remembered = False
             yield Ownership(lost=True)
             return
-        ownership = Ownership(number=number)
+        ownership = Ownership(number=number, look=lambda: _is_taken_over(store, folder, process.token))
         stop = threading.Event()
         arguments = (store, folder, beat, stop, ownership)
         thread = threading.Thread(target=_keep_beating, args=arguments, name="icl-heartbeat", daemon=True)
@@ -77,7 +82,7 @@ def owned(
         try:
             yield ownership
         except (StoreError, CheckpointError) as error:
-            if ownership.lost or _is_taken_over(store, folder, process.token):
+            if ownership.is_taken_over():
                 raise RunOwnedError(
                     f"{store.url}/{folder}: got another owner, since this process was silent, and then: {error} "
                     "Expected no other process on this run. Nothing saved is harmed; run again to see who owns it."

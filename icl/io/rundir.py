@@ -195,6 +195,14 @@ class RunDir:
         matches = [match for match in map(_SEGMENT_FILE.fullmatch, names) if match]
         return [(f"{self.name}/metrics/{match[0]}", int(match[1]), int(match[2])) for match in matches]
 
+    def covered_steps(self) -> int:
+        """Up to which step there are metrics of every update, from the names of the segments alone."""
+        covered = 0
+        for _, start, stop in self.segments():
+            if start <= covered:
+                covered = max(covered, stop)
+        return covered
+
     def _load_segment(self, segment: tuple[str, int, int]) -> tuple[Tree, Metadata]:
         return self.load("metrics", segment[0])
 

@@ -72,7 +72,7 @@ def _look(store: Store, name: str, spec: Spec, present: bool) -> tuple[RunState,
     inside = set(store.list(name)) if present else set()
     if "spec.json" not in inside:
         return RunState(name, "pending", 0, total), None
-    complete = "complete.json" in inside
+    complete = "complete.json" in inside and Manifest(store, name).status() == "complete"
     step = total if complete else max(saved_steps(store, name, "state"), default=0)
     try:
         if complete:

@@ -4,6 +4,7 @@ import errno
 import inspect
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from icl.io.location import is_local, resolve_location
 logger = logging.getLogger("icl")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_ENDS_IN_HASH = re.compile(r"-[0-9a-f]{16}$")  # as a run's name
 LARGEST_DOCUMENT = 2**22  # bytes of a spec, a record or a heartbeat that is read
 
 
@@ -104,6 +106,11 @@ class Store:
         names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != at}
         return sorted(name for name in names if not name.startswith(local.TEMPORARY))
 
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder, or a link to one: a listing of anything else is empty."""
+        with self._errors(path):
+            return bool(self._calls.make(self._files.isdir, self._at(path)))
+
     def move(self, path: str, to: str) -> None:
         """Rename an object, whatever it is and without reading it; it may already be gone."""
         with self._errors(path), suppress(FileNotFoundError):
@@ -180,25 +187,44 @@ def open_store(url: str, *, create: bool = True) -> Store:
     Raises: StoreError when the URL is not understood, cannot be reached, or creation is not exclusive there.
     """
     location = resolve_location(url)
+    store = _reach(url, location)
+    if create:
+        _require_outside_runs(store)
     if is_local(location):
-        store = Store(url, LocalFileSystem(), location, _Kind(local.create, read=local.read, move=local.move))
         with store._errors("."):
             if create:
                 store._calls.make(local.make_root, location)
             elif not store._calls.make(os.path.isdir, location):
                 raise NotADirectoryError(errno.ENOENT, "no such folder")
-        return store
+    elif store._kind.create is _create_elsewhere:
+        _require_exclusive_creation(store)
+    return store
+
+
+def _reach(url: str, location: str) -> Store:
+    if is_local(location):
+        return Store(url, LocalFileSystem(), location, _Kind(local.create, read=local.read, move=local.move))
     try:
         if location.startswith("gs://"):
             return _open_gcs(url, location)
         files, root = fsspec.url_to_fs(location, use_listings_cache=False)
     except (ValueError, ImportError, OSError) as error:
         raise StoreError(f"store: got {url!r} ({error}); expected a local path or an fsspec URL. Correct it.") from None
-    if isinstance(files, MemoryFileSystem):
-        return Store(url, files, root.rstrip("/"), _Kind(local.create_in_memory))
-    store = Store(url, files, root.rstrip("/"), _Kind(_create_elsewhere))
-    _require_exclusive_creation(store)
-    return store
+    create = local.create_in_memory if isinstance(files, MemoryFileSystem) else _create_elsewhere
+    return Store(url, files, root.rstrip("/"), _Kind(create))
+
+
+def _require_outside_runs(store: Store) -> None:
+    """Raise StoreError for a store inside a run, whose folders are the run's own."""
+    folder = store._root
+    while folder:
+        above, _, name = folder.rpartition("/")
+        if _ENDS_IN_HASH.search(name) and "spec.json" in attrs.evolve(store, root=folder).list():
+            raise StoreError(
+                f"store: got {store.url!r}, which is inside the run {name}; expected a folder of its own. Write the "
+                "store that the run is in, or another."
+            )
+        folder = above
 
 
 def _open_gcs(url: str, location: str) -> Store:

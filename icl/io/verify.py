@@ -9,10 +9,10 @@ from icl.core.errors import SpecError
 from icl.core.plan import spaced_steps
 from icl.core.spec import Experiment
 from icl.io.errors import CheckpointError, MissingObjectError, StoreError
-from icl.io.manifest import saved_steps, stored_experiment, with_run_half
+from icl.io.manifest import RUN_OBJECTS, saved_steps, stored_experiment, with_run_half
 from icl.io.rundir import KINDS, RunDir
 
-_KNOWN = {"spec.json", "attempts", "checkpoints", "state", "metrics", "complete.json", "owner", "superseded"}
+_FOLDERS = RUN_OBJECTS - {"spec.json", "complete.json"}
 
 
 def verify_run(run: RunDir) -> Iterator[str]:
@@ -41,8 +41,12 @@ def _caught(faults: Iterator[str]) -> Iterator[str]:
 
 
 def _strays(run: RunDir) -> Iterator[str]:
-    for stray in sorted(set(run.store.list(run.name)) - _KNOWN):
-        yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(_KNOWN))}."
+    inside = set(run.store.list(run.name))
+    for stray in sorted(inside - RUN_OBJECTS):
+        yield f"{run.name}/{stray}: got a stray object; expected one of {', '.join(sorted(RUN_OBJECTS))}."
+    for name in sorted(inside & _FOLDERS):
+        if not run.store.is_folder(f"{run.name}/{name}"):
+            yield f"{run.name}/{name}: got what is no folder; expected one. Put the folder back, or move it away."
 
 
 def _owner_faults(run: RunDir) -> Iterator[str]:
@@ -119,9 +123,6 @@ def _gaps(run: RunDir) -> Iterator[str]:
         for folder, step in expected:
             if step not in saved[folder]:
                 yield f"{run.step_path(folder, step)}: got nothing; expected it in a complete run."
-    covered = 0
-    for _, start, stop in run.segments():
-        if start <= covered:
-            covered = max(covered, stop)
+    covered = run.covered_steps()
     if covered < max(run.state_steps(), default=0):
         yield f"{run.name}/metrics: got no segment from step {covered}; expected metrics up to the newest state."

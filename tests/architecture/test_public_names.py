@@ -42,6 +42,24 @@ def test_missing_backends_say_what_to_do() -> None:
         get_backend("cpu", matmul_precision="high")
 
 
+class Trap:
+    """Is no backend, and says when it is called."""
+
+    def __init__(self, *_: object) -> None:
+        pytest.fail("called")
+
+
+_NO_BACKENDS = ("os:system", "os.path:join", "subprocess:Popen", "builtins:dict", "string:digits")
+_OF_OURS = (f"{__name__}:Trap", "icl.core.backend:Backend", "icl.core.backend:Tree", "icl.backends:get_backend")
+
+
+@pytest.mark.parametrize("name", [*_NO_BACKENDS, *_OF_OURS])
+def test_what_is_no_backend_is_never_called(name: str) -> None:
+    """A name leads to anything that Python has, and what is called gets two arguments."""
+    with pytest.raises(BackendUnavailableError, match=f"backend {name}: got .*; expected a class that keeps"):
+        get_backend(name)
+
+
 def test_the_strict_backend_catches_what_it_is_for() -> None:
     backend = StrictBackend()
     tree = {"x": torch.ones(2)}

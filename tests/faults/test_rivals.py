@@ -14,10 +14,12 @@ from icl.core.families.linear import LinearTask
 from icl.core.model import init_params
 from icl.core.spec import Spec, TrainingSpec
 from icl.io.codec import with_run
+from icl.io.manifest import Manifest
 from icl.io.names import run_name
 from icl.io.rundir import RunDir, open_run
 from icl.io.store import Store, open_store
 from icl.io.verify import verify_run
+from icl.loop import execute
 from tests.faults import storage
 from tests.trees import METADATA, params, state
 
@@ -121,3 +123,18 @@ def test_a_run_that_was_taken_over_ends_as_anothers_and_not_as_a_fault_of_the_st
     assert ending.error is not None
     assert "Nothing saved is harmed" in ending.error
     assert list(verify_run(RunDir(store, name))) == []
+    (attempt_there,) = Manifest(store, name).attempts()
+    assert "status" not in attempt_there  # it was cut off, and the run has not failed
+
+
+def test_what_goes_wrong_in_a_run_that_was_taken_over_fails_nothing(store_url: str) -> None:
+    store, name = open_store(store_url), run_name(TRAINED)
+
+    def take_over(step: int, row: object) -> None:
+        (mine,) = store.list(f"{name}/owner")
+        store.create(f"{name}/owner/{int(mine.removesuffix('.json')) + 1:012d}.json", b'{"token": "another"}')
+        raise ArithmeticError("as any other fault")
+
+    with pytest.raises(ArithmeticError):
+        execute(with_run(TRAINED, store=store_url), progress=take_over)
+    assert Manifest(store, name).last_error() is None

@@ -96,11 +96,24 @@ def test_a_store_inside_a_run_is_refused(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "spec.json").write_text("{}")
     for inside in (run, run / "state", run / "x" / "y"):
-        with pytest.raises(StoreError, match=f"is inside a run; expected .* Write {tmp_path}/runs for the store"):
+        with pytest.raises(
+            StoreError, match=f"inside the run {run.name}; expected a folder of its own. Write the store"
+        ):
             open_store(str(inside))
     assert sorted(path.name for path in run.iterdir()) == ["spec.json"]
     (tmp_path / "spec.json").write_text("{}")  # a user's, beside the store
     open_store(str(tmp_path / "runs"))
+
+
+def test_a_store_inside_a_run_is_refused_wherever_it_is(store_url: str) -> None:
+    name = "L1H2-M8-s0-bfbc91e9abbef058"
+    open_store(store_url).create(f"{name}/spec.json", b"{}")
+    for inside in (name, f"{name}/state", f"{name}/x/y"):
+        with pytest.raises(StoreError, match=f"inside the run {name}; expected a folder of its own"):
+            open_store(f"{store_url}/{inside}")
+    assert open_store(store_url).list(name) == ["spec.json"]
+    open_store(f"{store_url}/{name}", create=False)  # to read one that was put there
+    open_store(f"{store_url}/L1H2-M8-s0-0123456789abcdef/runs")
 
 
 @pytest.mark.parametrize("name", ["y" * 300, "y/" * 2500], ids=["one part", "many parts"])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,10 @@ from icl.core.optimizers.adam import Adam
 from icl.core.spec import ScheduleSpec, Spec, StepsSpec
 from icl.io.codec import with_run
 from icl.io.errors import CheckpointError
+from icl.io.names import run_name
+from icl.io.rundir import open_run
+from icl.io.store import open_store
+from icl.io.verify import verify_run
 from icl.loop import execute
 from icl.member import Outcome
 from icl.results import Run, list_runs, load_run, train
@@ -173,6 +178,31 @@ def test_a_loss_that_is_not_finite_stops_and_loses_nothing(store_url: str) -> No
     run = load_run(store_url, summary.name)
     assert run.status == "incomplete"
     assert all(value.isfinite().all() for step in run.steps for value in run.params(step).values())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("noise_variance", [1e38, 1e308])
+def test_a_loss_that_is_not_finite_before_anything_was_learnt_blames_no_learning_rate(
+    tmp_path: Path, noise_variance: float
+) -> None:
+    spec = attrs.evolve(SPEC, task=LinearTask(task_dim=3, num_examples=4, noise_variance=noise_variance))
+    with pytest.raises(NonFiniteLossError, match=r"at update 1; expected .*noise_variance") as caught:
+        train(spec, store=tmp_path)
+    assert "learning_rate" not in str(caught.value)
+
+
+@pytest.mark.parametrize("gone", ["spec.json", "checkpoints", "metrics"])
+def test_a_run_is_not_complete_when_what_was_saved_went_away_meanwhile(store_url: str, gone: str) -> None:
+    """As when a disk is unmounted: what is saved from then on is there, and what was before is not."""
+    spec, store, name = with_run(SPEC, store=store_url), open_store(store_url), run_name(SPEC)
+    execute(spec, should_stop=stop_after(3))
+    path = f"{name}/{gone}" if gone == "spec.json" else f"{name}/{gone}/{store.list(f'{name}/{gone}')[0]}"
+    with pytest.raises(CheckpointError, match=r"got no .* at the end; expected what was saved\. .* run again"):
+        execute(spec, progress=lambda step, row: store.delete(path))
+    assert "complete.json" not in store.list(name)
+    if gone != "metrics":  # whose losses are not computed again
+        assert execute(spec).status == "complete"
+        assert list(verify_run(open_run(store, spec))) == []
 
 
 class OtherBackend(CPUBackend):

@@ -1,6 +1,7 @@
 """A run's directory: what is kept, what is refused, and what `verify` and the command line find."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import attrs
@@ -19,6 +20,7 @@ from icl.io.codec import encode_spec
 from icl.io.errors import CheckpointError, StoreError
 from icl.io.manifest import list_runs
 from icl.io.rundir import RunDir, open_run, read_run
+from icl.io.states import run_states
 from icl.io.store import open_store
 from icl.io.verify import verify_run
 from icl.testing import with_training
@@ -239,6 +241,43 @@ def test_verify_finds_strays_gaps_and_what_a_complete_run_lacks(run: RunDir) -> 
     missing, gap = verify_run(run)
     assert path_of(run, "checkpoints", 0) in missing
     assert "no segment from step 0" in gap
+
+
+@pytest.mark.parametrize("folder", ["attempts", "checkpoints", "state", "metrics", "owner", "superseded"])
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_verify_names_what_should_be_a_folder(tmp_path: Path, folder: str, kind: str) -> None:
+    """A listing of it is empty, as that of a folder that is not there."""
+    run = open_run(open_store(str(tmp_path)), SPEC)
+    finish(run)
+    path = tmp_path / run.name / folder
+    shutil.rmtree(path, ignore_errors=True)
+    path.write_bytes(b"") if kind == "file" else path.symlink_to("nowhere")
+    assert any(f"{run.name}/{folder}: got what is no folder" in fault for fault in verify_run(run))
+
+
+def test_a_run_that_has_lost_its_spec_is_found_and_said(
+    run: RunDir, store_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    finish(run)
+    run.store.delete(f"{run.name}/spec.json")
+    run.store.create("notes/readme.txt", b"")
+    for command in (["ls", store_url], ["verify", store_url], ["show", store_url, run.name]):
+        assert store_command.main(command) == (0 if command[0] == "ls" else 4)
+        out, err = capfd.readouterr()
+        assert run.name in out + err
+        assert "notes" not in out
+        if command[0] == "show":
+            assert f"{run.name}/spec.json: got nothing; expected the spec of this run" in err
+    open_run(run.store, SPEC)
+    assert store_command.main(["verify", store_url]) == 0
+
+
+def test_a_listing_believes_no_damaged_document(run: RunDir) -> None:
+    finish(run)
+    damage(run, f"{run.name}/complete.json")
+    (summary,) = list_runs(run.store)
+    (state,) = run_states(run.store, [(run.name, SPEC)])
+    assert (summary.status, state.status) == ("incomplete", "stopped")
 
 
 def test_a_run_that_is_not_there_lists_those_that_are(run: RunDir) -> None:

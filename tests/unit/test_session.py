@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from icl.engines.session import Session
+from icl.engines.session import Session, session_of
 
 _WORKER = {"device": "cpu:0", "run": None, "note": ""}
 _STATUS: dict[str, Any] = {"counts": {"complete": 1}, "workers": [_WORKER]}
@@ -69,3 +69,17 @@ def test_a_process_that_has_just_ended_needs_no_stop(session: Session, monkeypat
     monkeypatch.setattr(os, "kill", kill)
     with session.locked():
         assert session.stop() is False
+
+
+@pytest.mark.parametrize("letter", ["y", "é", "語", "🙂"])
+def test_a_sweep_may_have_the_longest_name_that_a_file_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letter: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stem = letter * (250 // len(letter.encode()))
+    (tmp_path / f"{stem}.json").touch()
+    sessions = [session_of(f"{stem}-{digest}", str(tmp_path)) for digest in ("0" * 12, "1" * 12)]
+    for session in sessions:
+        with session.locked():
+            assert session.pid() == os.getpid()
+    assert sessions[0] != sessions[1]
