@@ -206,10 +206,10 @@ def test_a_spec_beside_foreign_data_is_refused(fresh: RunDir, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"got the spec of .*; expected that of .*foreign"):
         load_run(str(root), other.name)
     (other / "spec.json").unlink()
-    with pytest.raises(StoreError, match="got no run"):
+    with pytest.raises(CheckpointError, match="got nothing; expected the spec of this run"):
         load_run(str(root), other.name)
-    assert list_runs(str(root)) == []
-    assert store_command.main(["verify", str(root)]) == 0
+    assert [run.name for run in list_runs(str(root))] == [other.name]
+    assert store_command.main(["verify", str(root)]) == 4
 
 
 def test_what_lies_under_the_name_of_a_run_is_not_trained_on(fresh: RunDir) -> None:
