@@ -104,18 +104,16 @@ def start(
     log: Path,
     cwd: Path | None = None,
     hash_seed: str | None = None,
-    threads: int | None = None,
 ) -> Process:
-    """`python -m icl.run` with one thread unless another number is given; stderr goes to a file, never full.
+    """`python -m icl.run` with one thread; stderr goes to a file, which is never full.
 
-    It is forked, and ready at once, unless the seed of hashes or the threads are given: Python reads them as it starts.
+    It is forked, and ready at once, unless the seed of hashes is given: Python reads it as it starts.
     """
     command = ["-m", "icl.run", str(spec), "--store", str(store)]
     environment = {"PJRT_DEVICE": "CPU", **os.environ, **READ_ONCE}
-    if hash_seed is None and threads is None:
+    if hash_seed is None:
         return python(*command, log=log, cwd=cwd or Path.cwd(), environment=environment)
-    environment |= {"PYTHONHASHSEED": hash_seed or "0"}
-    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads or 1))
+    environment |= {"PYTHONHASHSEED": hash_seed}
     with log.open("a") as stderr:
         return subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd, env=environment

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,33 @@ def test_a_crowd_has_one_result(
     assert result.faults == [], result.line()
 
 
+# Both look for a state before either has saved one; left to themselves one may be a second behind the other.
+BEGIN_TOGETHER = """
+import sys, time
+from pathlib import Path
+import icl.member
+from icl.run import main
+
+look = icl.member.state_to_go_on_from
+def together(*arguments):
+    state = look(*arguments)
+    here = Path(sys.argv[1])
+    (here.parent / f"{here.name}.found-nothing").touch()
+    while len([*here.parent.glob("*.found-nothing")]) < 2:
+        time.sleep(0.01)
+    return state
+icl.member.state_to_go_on_from = together
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def begin_together(spec: Path, store: Path, log: Path, threads: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BEGIN_TOGETHER, str(log), str(spec), "--store", str(store)]
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    with log.open("w") as stderr:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+
+
 def test_a_writer_of_other_bits_is_stopped(tmp_path: Path) -> None:
     """Two numbers of threads round differently; with no heartbeat to keep them apart, the first to publish stays."""
     data = {
@@ -127,11 +156,12 @@ def test_a_writer_of_other_bits_is_stopped(tmp_path: Path) -> None:
         "run": {"heartbeat_seconds": None, "checkpoint_at": {"linear": 41}, "evaluate_at": {}, "save_state_every": 5},
     }
     spec = write_spec(tmp_path / "spec.json", data)
-    started = [start(spec, tmp_path / "store", tmp_path / f"{threads}.log", threads=threads) for threads in (1, 2)]
-    ends = {threads: finish(process)[0] for threads, process in zip((1, 2), started, strict=True)}
+    logs = {threads: tmp_path / f"{threads}.log" for threads in ("1", "2")}
+    started = {threads: begin_together(spec, tmp_path / "store", log, threads) for threads, log in logs.items()}
+    ends = {threads: finish(process)[0] for threads, process in started.items()}
     assert sorted(ends.values()) == [0, 4], ends
     (loser,) = (threads for threads, code in ends.items() if code == 4)
-    told = (tmp_path / f"{loser}.log").read_text()
+    told = logs[loser].read_text()
     assert re.search(r"step-\d{12}\.safetensors: got tensors with SHA-256 [0-9a-f]{64} from .*threads", told), told
     assert re.search(r"expected [0-9a-f]{64}, published before from .*threads.*The first stays", told), told
     assert "Traceback" not in told
